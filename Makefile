@@ -1,0 +1,38 @@
+PYTHON ?= python3.11
+SUITE = $(PYTHON) e2e/tooling/suite.py
+CHECK = $$($(PYTHON) e2e/tooling/envs.py check)
+IN_CHECK = PATH="$(CHECK)/bin:$$PATH" PYTHONPATH="$(CURDIR)/operator:$(CURDIR)/connector:$(CURDIR)/connector/testkit:$(CURDIR)/e2e"
+.DEFAULT_GOAL := help
+
+##@ The two commands
+demo: ## One HybridPDService on a real one-node cluster, tokens compared with a single engine
+	$(IN_CHECK) python -m hybridpd_demo
+
+test: ## Everything: lint, types, contracts, unit, real vLLM and NIXL, the real cluster
+	@$(SUITE) test
+
+##@ Daily work
+check: ## Lint, types, contracts, unit and property tests: no vLLM, no cluster, under a minute
+	@$(SUITE) check
+
+test-connector: ## The connector on real vLLM engines and real NIXL
+	@$(SUITE) connector
+
+test-e2e: ## The operator on the real cluster (or on the one KUBECONFIG names)
+	@$(SUITE) e2e
+
+fmt: ## Format and fix what ruff can fix
+	$(IN_CHECK) ruff format . && $(IN_CHECK) ruff check --fix .
+
+##@ The cluster
+cluster-up: ## Start the one-node cluster; prints the KUBECONFIG to export
+	@$(IN_CHECK) python -m hybridpd_cluster up
+
+cluster-down: ## Stop it and remove all it left on this machine
+	@$(IN_CHECK) python -m hybridpd_cluster down
+
+help: ## This text
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo test check test-connector test-e2e fmt cluster-up cluster-down help

@@ -1,0 +1,123 @@
+"""Run the parts of the test suite in order and print a table of seconds per part.
+
+Each part is one command in one environment. A part that fails does not stop the later ones, so
+one run tells everything that is wrong; the exit status is 1 when any part failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import envs
+
+ROOT = Path(__file__).resolve().parents[2]
+COUNTS = re.compile(r"(\d+) (passed|failed|error|errors|skipped)\b")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One command of the suite; `env` names the virtual environment whose bin/ comes first."""
+
+    name: str
+    env: str
+    command: tuple[str, ...]
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a part did: exit status, seconds and pytest's counts where it printed some."""
+
+    part: Part
+    status: int
+    seconds: float
+    counts: dict[str, int]
+
+
+PYTEST = ("python", "-m", "pytest", "-q")
+PARTS = (
+    Part("lint", "check", ("ruff", "check", "."), ("check", "test")),
+    Part("format", "check", ("ruff", "format", "--check", "."), ("check", "test")),
+    Part("types", "check", ("mypy",), ("check", "test")),
+    Part("contracts", "check", ("lint-imports", "--no-cache"), ("check", "test")),
+    Part("unit and property", "check", PYTEST, ("check", "test")),
+    Part(
+        "connector on vLLM and NIXL",
+        "engine",
+        (*PYTEST, "-s", "connector/tests_vllm"),
+        ("connector", "test"),
+    ),
+    Part("cluster up", "check", ("python", "-m", "hybridpd_cluster", "up"), ("e2e", "test")),
+    Part("images", "check", ("python", "-m", "hybridpd_cluster", "images"), ("e2e", "test")),
+    Part("end to end", "check", (*PYTEST, "-s", "e2e"), ("e2e", "test")),
+    Part("cluster down", "check", ("python", "-m", "hybridpd_cluster", "down"), ("e2e", "test")),
+)
+GROUPS = ("check", "connector", "e2e", "test")
+
+
+def run(part: Part) -> Outcome:
+    """Run one part with its output passed through, and count what pytest reports."""
+    print(f"\n=== {part.name}: {' '.join(part.command)}", flush=True)
+    started = time.monotonic()
+    venv = envs.ensure(part.env)
+    environment = {
+        **os.environ,
+        "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": ":".join(str(ROOT / p) for p in ("operator", "connector", "e2e")),
+        "PYTHONUNBUFFERED": "1",
+    }
+    counts: dict[str, int] = {}
+    with subprocess.Popen(
+        part.command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            if " in " in line and COUNTS.search(line):
+                counts = {word.rstrip("s"): int(n) for n, word in COUNTS.findall(line)}
+    return Outcome(part, process.returncode, time.monotonic() - started, counts)
+
+
+def report(outcomes: list[Outcome]) -> int:
+    """Print the table of seconds and the closing line; return the exit status."""
+    print("\n=== seconds per part")
+    for outcome in outcomes:
+        verdict = "ok" if outcome.status == 0 else f"FAILED ({outcome.status})"
+        tests = ", ".join(f"{n} {word}" for word, n in sorted(outcome.counts.items()))
+        print(f"{outcome.part.name:<28} {outcome.seconds:>8.1f}  {verdict:<12} {tests}")
+    print(f"{'total':<28} {sum(o.seconds for o in outcomes):>8.1f}")
+    failed_parts = [o for o in outcomes if o.status != 0]
+    passed = sum(o.counts.get("passed", 0) for o in outcomes)
+    failed = sum(o.counts.get("failed", 0) + o.counts.get("error", 0) for o in outcomes)
+    skipped = sum(o.counts.get("skipped", 0) for o in outcomes)
+    failed = max(failed, len(failed_parts))
+    print(f"\n{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed_parts else 0
+
+
+def main() -> int:
+    """Run the parts of one group."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0],
+        epilog="example: python3.11 e2e/tooling/suite.py check",
+    )
+    parser.add_argument("group", choices=GROUPS, help="which parts to run")
+    group = parser.parse_args().group
+    return report([run(part) for part in PARTS if group in part.groups])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
