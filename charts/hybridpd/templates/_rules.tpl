@@ -1,0 +1,36 @@
+{{- /* What the operator may do: the same rules for the ClusterRole and for a Role per watched namespace. */ -}}
+{{- define "hybridpd.rules" -}}
+- apiGroups: [hybridpd.dev]
+  resources: [hybridpdservices]
+  verbs: [get, list, watch]
+- apiGroups: [hybridpd.dev]
+  resources: [hybridpdservices/status]
+  verbs: [get, patch]
+# Setting blockOwnerDeletion on a child needs the right to finalize its owner.
+- apiGroups: [hybridpd.dev]
+  resources: [hybridpdservices/finalizers]
+  verbs: [update]
+- apiGroups: [apps]
+  resources: [statefulsets, deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services, serviceaccounts]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, list, watch, create, patch, delete]
+# Read for status; also what the router's Role grants, which nobody may grant without holding it.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+# Model facts given as a config.json.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
