@@ -41,6 +41,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .image.digest -}}
 {{- printf "%s@%s" .image.repository .image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" .image.repository (required (printf "%s needs a tag or a digest" .image.repository) (default .default .image.tag)) -}}
+{{- printf "%s:%s" .image.repository (default .default .image.tag) -}}
 {{- end -}}
 {{- end -}}
