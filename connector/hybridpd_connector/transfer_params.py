@@ -1,0 +1,194 @@
+"""``kv_transfer_params``: what a router relays between P and D, and the only thing it relays.
+
+The dictionary comes from outside: through a router, possibly from a client. It is parsed into a
+frozen value or refused with a ``ParamsError`` that names the key. Key names are those that
+vllm-router and the llm-d sidecar relay verbatim; ours are under ``hybridpd``.
+
+    router -> P   {"do_remote_decode": true, "do_remote_prefill": false, ...: null}
+    P -> D        {"do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": ...,
+                   "hybridpd": {"v": 1, "tokens": N-1, "digest": hex, "lease_seconds": s,
+                                "sequence": n}}
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hybridpd_connector.errors import ParamsError
+
+VERSION = 1
+MAX_TEXT = 512
+MAX_GROUPS = 64
+MAX_BLOCKS = 1 << 20
+MAX_BLOCK_ID = (1 << 31) - 1
+MAX_TOKENS = 1 << 27
+MAX_TP_SIZE = 1024
+MAX_LEASE_SECONDS = 24 * 3600
+MAX_SEQUENCE = (1 << 63) - 1
+
+_HOST = re.compile(r"[A-Za-z0-9_.:%\-]{1,253}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_HINT = "the router must pass kv_transfer_params of the prefill answer on unchanged"
+
+
+@dataclasses.dataclass(frozen=True)
+class RemotePrefill:
+    """Where the state of a prompt lies: P's answer to a prefill, D's order to load.
+
+    ``block_ids``: per KV-cache group of P, logical block ids. ``tokens``: N-1, the tokens whose
+    state is there. ``sequence``: P's number of this lease, for its lease board.
+    """
+
+    engine_id: str
+    request_id: str
+    host: str
+    port: int
+    block_ids: tuple[tuple[int, ...], ...]
+    tp_size: int
+    tokens: int
+    digest: str
+    lease_seconds: int
+    sequence: int
+
+
+def wants_prefill(params: object) -> bool:
+    """Is this a prefill whose state another engine will fetch (we are P)?
+
+    ``ParamsError`` when the flags are not booleans, or both roles are asked for at once.
+    """
+    return _flags(params)[0]
+
+
+def parse_decode(params: object) -> RemotePrefill | None:
+    """The load that D is asked to do; None when none is asked for."""
+    if not _flags(params)[1] or not isinstance(params, Mapping):
+        return None
+    ours = params.get("hybridpd")
+    if not isinstance(ours, Mapping):
+        raise ParamsError("kv_transfer_params.hybridpd", "an object", ours, _HINT)
+    version = _integer(ours, "v", 1, MAX_TEXT, "hybridpd.")
+    if version != VERSION:
+        raise ParamsError(
+            "kv_transfer_params.hybridpd.v",
+            str(VERSION),
+            version,
+            "run one connector version on prefill and decode engines",
+        )
+    return RemotePrefill(
+        engine_id=_text(params, "remote_engine_id"),
+        request_id=_text(params, "remote_request_id"),
+        host=_host(params, "remote_host"),
+        port=_integer(params, "remote_port", 1, 65535),
+        block_ids=_block_ids(params, "remote_block_ids"),
+        tp_size=_integer(params, "tp_size", 1, MAX_TP_SIZE),
+        tokens=_integer(ours, "tokens", 1, MAX_TOKENS, "hybridpd."),
+        digest=_digest(ours, "digest"),
+        lease_seconds=_integer(ours, "lease_seconds", 1, MAX_LEASE_SECONDS, "hybridpd."),
+        sequence=_integer(ours, "sequence", 1, MAX_SEQUENCE, "hybridpd."),
+    )
+
+
+def answer(prefill: RemotePrefill) -> dict[str, Any]:
+    """P's answer as JSON-able values. What it builds, ``parse_decode`` accepts or this raises."""
+    params: dict[str, Any] = {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": prefill.engine_id,
+        "remote_request_id": prefill.request_id,
+        "remote_host": prefill.host,
+        "remote_port": prefill.port,
+        "remote_block_ids": [list(group) for group in prefill.block_ids],
+        "tp_size": prefill.tp_size,
+        "hybridpd": {
+            "v": VERSION,
+            "tokens": prefill.tokens,
+            "digest": prefill.digest,
+            "lease_seconds": prefill.lease_seconds,
+            "sequence": prefill.sequence,
+        },
+    }
+    parse_decode(params)
+    return params
+
+
+def _flags(params: object) -> tuple[bool, bool]:
+    """(do_remote_decode, do_remote_prefill): the two keys that decide the role."""
+    if params is None:
+        return False, False
+    if not isinstance(params, Mapping):
+        raise ParamsError("kv_transfer_params", "an object", type(params).__name__, _HINT)
+    decode = _flag(params, "do_remote_decode")
+    prefill = _flag(params, "do_remote_prefill")
+    if decode and prefill:
+        raise ParamsError(
+            "kv_transfer_params",
+            "do_remote_decode or do_remote_prefill",
+            "both",
+            "a request is prefilled for another engine or loaded from one, never both",
+        )
+    return decode, prefill
+
+
+def _flag(params: Mapping[Any, Any], key: str) -> bool:
+    value = params.get(key)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise ParamsError(f"kv_transfer_params.{key}", "true, false or null", value, _HINT)
+    return value
+
+
+def _text(params: Mapping[Any, Any], key: str) -> str:
+    value = params.get(key)
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_TEXT or not value.isprintable():
+        raise ParamsError(
+            f"kv_transfer_params.{key}", f"1 to {MAX_TEXT} printable characters", value, _HINT
+        )
+    return value
+
+
+def _host(params: Mapping[Any, Any], key: str) -> str:
+    value = params.get(key)
+    if not isinstance(value, str) or not _HOST.fullmatch(value):
+        raise ParamsError(f"kv_transfer_params.{key}", "a host name or address", value, _HINT)
+    return value
+
+
+def _digest(params: Mapping[Any, Any], key: str) -> str:
+    value = params.get(key)
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise ParamsError(f"kv_transfer_params.hybridpd.{key}", "64 hex digits", value, _HINT)
+    return value
+
+
+def _integer(params: Mapping[Any, Any], key: str, low: int, high: int, prefix: str = "") -> int:
+    value = params.get(key)
+    # bool is an int in Python: true is not a port.
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ParamsError(
+            f"kv_transfer_params.{prefix}{key}", f"an integer from {low} to {high}", value, _HINT
+        )
+    return value
+
+
+def _block_ids(params: Mapping[Any, Any], key: str) -> tuple[tuple[int, ...], ...]:
+    field = f"kv_transfer_params.{key}"
+    value = params.get(key)
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_GROUPS:
+        raise ParamsError(field, f"1 to {MAX_GROUPS} lists, one per KV-cache group", value, _HINT)
+    total = 0
+    groups: list[tuple[int, ...]] = []
+    for index, group in enumerate(value):
+        if not isinstance(group, list | tuple):
+            raise ParamsError(f"{field}[{index}]", "a list of block ids", group, _HINT)
+        total += len(group)
+        if total > MAX_BLOCKS:
+            raise ParamsError(field, f"at most {MAX_BLOCKS} block ids", total, _HINT)
+        for block_id in group:
+            if type(block_id) is not int or not 0 <= block_id <= MAX_BLOCK_ID:
+                raise ParamsError(
+                    f"{field}[{index}]", f"block ids from 0 to {MAX_BLOCK_ID}", block_id, _HINT
+                )
+        groups.append(tuple(group))
+    return tuple(groups)
