@@ -1,0 +1,181 @@
+"""Play the router between a prefill and a decode engine, and read what the engines counted.
+
+The prefill request is what routers send: one token to generate, ``do_remote_decode`` true, the
+other keys present with null. The answer's ``kv_transfer_params`` go to D as they came, untouched.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from hybridpd_testkit.engines import Engine
+from hybridpd_testkit.metrics import Metrics
+
+Prompt = str | list[int] | list[str] | list[list[int]]
+Params = Mapping[str, Any]
+
+PREFILL_PARAMS: Params = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One generated sequence: token ids, text and why it ended."""
+
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer of /v1/completions."""
+
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    transfer_params: Params | None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Token ids of the only choice."""
+        (choice,) = self.choices
+        return choice.tokens
+
+
+def complete(
+    engine: Engine,
+    prompt: Prompt,
+    max_tokens: int = 16,
+    request_id: str | None = None,
+    **fields: Any,
+) -> Answer:
+    """One greedy completion. ``fields`` are added to the request as they are."""
+    document = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **fields,
+    }
+    headers = {"X-Request-Id": request_id or uuid.uuid4().hex}
+    return _answer(engine.post("/v1/completions", document, headers))
+
+
+def _answer(document: Mapping[str, Any]) -> Answer:
+    usage = document["usage"]
+    details = usage.get("prompt_tokens_details") or {}
+    choices = sorted(document["choices"], key=lambda choice: int(choice["index"]))
+    return Answer(
+        choices=tuple(
+            Choice(tuple(c["token_ids"]), c["text"], c["finish_reason"]) for c in choices
+        ),
+        prompt_tokens=usage["prompt_tokens"],
+        cached_tokens=details.get("cached_tokens") or 0,
+        transfer_params=document.get("kv_transfer_params"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prefill and a decode engine, with requests going through both."""
+
+    prefill: Engine
+    decode: Engine
+
+    def prefill_only(self, prompt: Prompt, request_id: str | None = None, **fields: Any) -> Params:
+        """Send the prefill; the params that its answer carries for D."""
+        fields.setdefault("kv_transfer_params", dict(PREFILL_PARAMS))
+        answer = complete(self.prefill, prompt, 1, request_id, **fields)
+        if answer.transfer_params is None:
+            raise AssertionError("the prefill answer has no kv_transfer_params")
+        return answer.transfer_params
+
+    def decode_only(
+        self,
+        prompt: Prompt,
+        params: Params,
+        max_tokens: int = 16,
+        request_id: str | None = None,
+        **fields: Any,
+    ) -> Answer:
+        """Send D a request that loads what ``params`` name."""
+        fields = {"kv_transfer_params": dict(params), **fields}
+        return complete(self.decode, prompt, max_tokens, request_id, **fields)
+
+    def complete(self, prompt: Prompt, max_tokens: int = 16, **fields: Any) -> Answer:
+        """Prefill on P, then decode on D, under one request id."""
+        request_id = uuid.uuid4().hex
+        params = self.prefill_only(prompt, request_id, **fields)
+        return self.decode_only(prompt, params, max_tokens, request_id, **fields)
+
+    def complete_all(
+        self, prompts: Sequence[list[int]], max_tokens: int = 16, **fields: Any
+    ) -> list[Answer]:
+        """All prompts at once, each its own request; answers in the order of ``prompts``."""
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            futures = [pool.submit(self.complete, p, max_tokens, **fields) for p in prompts]
+            return [future.result() for future in futures]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What D counted for one or more requests: where the prompt's tokens came from, bytes moved."""
+
+    external_tokens: int
+    computed_tokens: int
+    read_bytes: int
+    predicted_bytes: int
+    read_descriptors: int
+    loads: int
+    failures: int
+    recomputed: int
+
+
+def evidence(growth: Metrics) -> Evidence:
+    """Evidence from the growth of D's metrics (``Metrics.since``)."""
+    tokens = "vllm:prompt_tokens_by_source_total"
+    return Evidence(
+        external_tokens=int(growth.total(tokens, source="external_kv_transfer")),
+        computed_tokens=int(growth.total(tokens, source="local_compute")),
+        read_bytes=int(growth.total("hybridpd_read_bytes_total")),
+        predicted_bytes=int(growth.total("hybridpd_predicted_bytes_total")),
+        read_descriptors=int(growth.total("hybridpd_read_descriptors_total")),
+        loads=int(growth.total("hybridpd_loads_total")),
+        failures=int(growth.total("hybridpd_load_failures_total")),
+        recomputed=int(growth.total("hybridpd_recomputed_requests_total")),
+    )
+
+
+def measured(decode: Engine, action: Callable[[], Answer]) -> tuple[Answer, Evidence]:
+    """Run an action and return its answer with what D counted meanwhile."""
+    before = decode.metrics()
+    answer = action()
+    return answer, evidence(decode.metrics().since(before))
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_seconds: float = 20.0) -> None:
+    """Poll five times a second; ``TimeoutError`` says what did not happen."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {timeout_seconds:.0f} s still not true: {what}")
+        time.sleep(0.2)
+
+
+def leases_held(engine: Engine) -> int:
+    """Prefills whose blocks the engine still pins."""
+    return int(engine.metrics().total("hybridpd_leases_held"))

@@ -1,0 +1,122 @@
+"""Small parts for running servers as processes: ports, process sessions, log tails, HTTP."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+# Below the range from which the kernel takes ports for outgoing connections, so that a port
+# found free here is not handed to somebody else before the server binds it.
+_PORT_RANGE = range(20000, 30000)
+_PR_SET_PDEATHSIG = 1
+
+
+class HttpError(RuntimeError):
+    """An HTTP answer that is not 200: ``status`` and ``body`` as the server sent them."""
+
+    def __init__(self, url: str, status: int, body: str) -> None:
+        super().__init__(f"{url}: expected HTTP 200, got {status}: {body[:500]}")
+        self.status = status
+        self.body = body
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nothing listens on."""
+    for port in random.sample(_PORT_RANGE, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port among 100 tries in {_PORT_RANGE}")
+
+
+def die_with_parent() -> None:
+    """Run in the child: ask the kernel to end it when the starting thread goes away."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def session_members(session_id: int) -> Iterator[int]:
+    """Process ids of a session, from /proc (zombies left out)."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # "pid (name with any characters) state ppid pgrp session …"
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended meanwhile
+        if int(fields[3]) == session_id and fields[0] != "Z":
+            yield int(entry.name)
+
+
+def end_session(process: subprocess.Popen[bytes], grace_seconds: float = 15.0) -> None:
+    """End a process started in its own session, and every descendant that stayed in it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    deadline = time.monotonic() + 5.0
+    while (members := list(session_members(process.pid))) and time.monotonic() < deadline:
+        for pid in members:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.05)
+
+
+def log_tail(path: Path, lines: int = 40) -> str:
+    """The last lines of a log, for an error message."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        return f"(no log: {error})"
+    return "\n".join(line[:300] for line in text.splitlines()[-lines:])
+
+
+def http_get(url: str, timeout_seconds: float = 10.0) -> str:
+    """Body of a GET; ``HttpError`` unless 200, ``OSError`` when nobody answers."""
+    return _open(urllib.request.Request(url), timeout_seconds)
+
+
+def http_post(
+    url: str,
+    document: Mapping[str, Any],
+    headers: Mapping[str, str] | None = None,
+    timeout_seconds: float = 120.0,
+) -> Any:
+    """POST a JSON object, return the decoded JSON answer (None for an empty one)."""
+    request = urllib.request.Request(
+        url,
+        data=json.dumps(document).encode(),
+        headers={"Content-Type": "application/json", **(headers or {})},
+    )
+    body = _open(request, timeout_seconds)
+    return json.loads(body) if body else None
+
+
+def _open(request: urllib.request.Request, timeout_seconds: float) -> str:
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
+            body: bytes = answer.read()
+    except urllib.error.HTTPError as error:
+        raise HttpError(request.full_url, error.code, error.read().decode(errors="replace")) from (
+            None
+        )
+    return body.decode()

@@ -1,0 +1,58 @@
+"""A vLLM worker extension that reports what the engine really allocated.
+
+Loaded with ``--worker-extension-cls``; answers ``/collective_rpc``. The reports hold plain JSON
+values taken from vLLM's own KV-cache configuration and tensors, so that a test can compute what a
+transfer must move without any code of ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class WorkerReport:
+    """Mixed into vLLM's worker class; one instance a rank."""
+
+    rank: int
+    model_runner: Any
+    vllm_config: Any
+
+    def report_cache(self) -> dict[str, Any]:
+        """Groups, layers, sizes in bytes and placement of this rank's KV cache."""
+        config = self.model_runner.kv_cache_config
+        return {
+            "rank": self.rank,
+            "num_blocks": config.num_blocks,
+            "block_tokens": self.vllm_config.cache_config.block_size,
+            "groups": [_group(group) for group in config.kv_cache_groups],
+            "tensors": [
+                {
+                    "size": tensor.size,
+                    "layers": list(tensor.layers),
+                    "layer_stride": tensor.layer_stride,
+                    "block_stride": tensor.block_stride,
+                    "offset": tensor.offset,
+                }
+                for tensor in config.kv_cache_tensors
+            ],
+        }
+
+
+def _group(group: Any) -> dict[str, Any]:
+    spec = group.kv_cache_spec
+    common = {
+        "layers": list(group.layer_names),
+        "block_tokens": spec.block_size,
+        "page_bytes": spec.page_size_bytes,
+    }
+    if hasattr(spec, "shapes"):
+        shapes = [list(shape) for shape in spec.shapes]
+        item_bytes = [dtype.itemsize for dtype in spec.dtypes]
+        return {**common, "kind": "state", "shapes": shapes, "item_bytes": item_bytes}
+    return {
+        **common,
+        "kind": "attention",
+        "kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_size,
+        "item_bytes": spec.dtype.itemsize,
+    }
