@@ -93,6 +93,13 @@ class IntArray(Protocol):
     def __len__(self) -> int: ...
 
 
+Ids = IntArray | Sequence[int]
+"""Descriptor ids: an int32 array (used as it is) or any sequence of ints."""
+
+Rows = IntArray | Sequence[tuple[int, int, int, int, int]]
+"""Descriptor rows (address, length, device, stride, count), addresses and sizes in bytes."""
+
+
 class PreparedList(Protocol):
     """Handle of one prepared descriptor list."""
 
@@ -132,7 +139,7 @@ class Agent(Protocol):
     def remove_peer(self, name: str) -> None:
         """Forget a peer and close its connections. Unknown names are ignored."""
 
-    def prepare(self, peer: str | None, rows: IntArray, memory: Memory) -> PreparedList:
+    def prepare(self, peer: str | None, rows: Rows, memory: Memory) -> PreparedList:
         """Number descriptors of our memory (``peer`` None) or of a peer's.
 
         ``rows``: N x 5 integers (address, length, device, stride, count), see the module.
@@ -144,14 +151,14 @@ class Agent(Protocol):
     def post_read(
         self,
         local: PreparedList,
-        local_ids: IntArray,
+        local_ids: Ids,
         remote: PreparedList,
-        remote_ids: IntArray,
+        remote_ids: Ids,
         notify: bytes = b"",
     ) -> PostedRead:
         """Start one read: ``local[local_ids[i]] <- remote[remote_ids[i]]`` for every i.
 
-        Ids are int32 arrays of equal, non-zero length; paired descriptors have equal length.
+        Ids have equal, non-zero length; paired descriptors have equal length.
         ``notify`` (if any) reaches the peer after the last byte has been read, not before.
         """
 

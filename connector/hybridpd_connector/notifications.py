@@ -2,7 +2,7 @@
 
 Wire format: 4 bytes magic ``HPDN``, 1 byte version, then one MessagePack array
 ``["renew", d_engine, [p_request, ...]]`` or
-``["release", p_request, d_engine, d_request, d_rank, d_tp_size]``.
+``["release", p_request, sequence, d_engine, d_request, d_rank, d_tp_size]``.
 Version history: 1 = first.
 
 Everything is bounded: a message is at most ``MAX_BYTES``, a text ``MAX_TEXT`` characters.
@@ -22,6 +22,7 @@ VERSION = 1
 MAX_BYTES = 16 * 1024
 MAX_TEXT = 512
 MAX_TP_SIZE = 1024
+MAX_SEQUENCE = (1 << 63) - 1
 _RENEW_PAYLOAD_BYTES = 8 * 1024
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
@@ -37,9 +38,13 @@ class Renew(msgspec.Struct, frozen=True, array_like=True, tag="renew", forbid_un
 class Release(
     msgspec.Struct, frozen=True, array_like=True, tag="release", forbid_unknown_fields=True
 ):
-    """Rank ``d_rank`` of ``d_tp_size`` of engine ``d_engine`` no longer needs ``p_request``."""
+    """Rank ``d_rank`` of ``d_tp_size`` of engine ``d_engine`` no longer needs ``p_request``.
+
+    ``sequence`` is P's number of the lease: a request id may come again, a sequence does not.
+    """
 
     p_request: Name
+    sequence: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCE)]
     d_engine: Name
     d_request: Name
     d_rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_TP_SIZE)]

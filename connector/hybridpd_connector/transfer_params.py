@@ -82,7 +82,7 @@ def parse_decode(params: object) -> RemotePrefill | None:
         port=_integer(params, "remote_port", 1, 65535),
         block_ids=_block_ids(params, "remote_block_ids"),
         tp_size=_integer(params, "tp_size", 1, MAX_TP_SIZE),
-        tokens=_integer(ours, "tokens", 1, MAX_TOKENS, "hybridpd."),
+        tokens=_integer(ours, "tokens", 0, MAX_TOKENS, "hybridpd."),
         digest=_digest(ours, "digest"),
         lease_seconds=_integer(ours, "lease_seconds", 1, MAX_LEASE_SECONDS, "hybridpd."),
         sequence=_integer(ours, "sequence", 1, MAX_SEQUENCE, "hybridpd."),

@@ -1,0 +1,385 @@
+"""Remote P engines as one D rank sees them: who is ready, who is being asked, who is left alone.
+
+    state        wanted            succeeded   failed        refused   lost / idle / replaced
+    unknown      handshaking       -           -             -         -
+    handshaking  (wait)            ready       backing off   refused   evicted
+    ready        (use)             -           -             -         evicted
+    backing off  handshaking, once -           -             -         evicted
+                 the pause is over
+    refused      the same; a longer pause                              evicted
+
+``TRANSITIONS`` is this table. An evicted peer is gone from the book; what its handshake made (agent
+entries, prepared lists) is handed to ``discard`` until it is given back. A result that arrives for a peer
+that was evicted meanwhile is discarded too: every attempt has a number.
+
+``PeerBook`` decides and is pure. ``PeerManager`` adds the threads: one handshake per peer at a
+time, on a small bounded pool, so that one dead peer does not delay the others; nothing in it waits.
+"""
+
+import collections
+import dataclasses
+import enum
+import logging
+import queue
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, NamedTuple, TypeVar
+
+from hybridpd_connector.errors import ConnectorError, RefusedError, StateError, VersionError
+
+logger = logging.getLogger(__name__)
+
+V = TypeVar("V")
+
+
+class PeerState(enum.Enum):
+    """State of one remote engine."""
+
+    UNKNOWN = "unknown"
+    HANDSHAKING = "handshaking"
+    READY = "ready"
+    BACKING_OFF = "backing_off"
+    REFUSED = "refused"
+    EVICTED = "evicted"
+
+
+class PeerEvent(enum.Enum):
+    """What can happen to a peer."""
+
+    START = "start"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    REFUSED = "refused"
+    DROPPED = "dropped"
+
+
+TRANSITIONS: Mapping[PeerState, Mapping[PeerEvent, PeerState]] = {
+    PeerState.UNKNOWN: {PeerEvent.START: PeerState.HANDSHAKING},
+    PeerState.HANDSHAKING: {
+        PeerEvent.SUCCEEDED: PeerState.READY,
+        PeerEvent.FAILED: PeerState.BACKING_OFF,
+        PeerEvent.REFUSED: PeerState.REFUSED,
+        PeerEvent.DROPPED: PeerState.EVICTED,
+    },
+    PeerState.READY: {PeerEvent.DROPPED: PeerState.EVICTED},
+    PeerState.BACKING_OFF: {
+        PeerEvent.START: PeerState.HANDSHAKING,
+        PeerEvent.DROPPED: PeerState.EVICTED,
+    },
+    PeerState.REFUSED: {
+        PeerEvent.START: PeerState.HANDSHAKING,
+        PeerEvent.DROPPED: PeerState.EVICTED,
+    },
+    PeerState.EVICTED: {},
+}
+
+
+class Address(NamedTuple):
+    """Where a peer's side channel listens."""
+
+    host: str
+    port: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerLimits:
+    """Bounds of a peer book. Pauses double from the first to the longest."""
+
+    max_peers: int = 512
+    first_pause_seconds: float = 1.0
+    longest_pause_seconds: float = 30.0
+    refused_pause_seconds: float = 30.0
+    idle_seconds: float = 600.0
+
+
+@dataclasses.dataclass
+class _Peer(Generic[V]):
+    engine_id: str
+    address: Address
+    state: PeerState = PeerState.UNKNOWN
+    value: V | None = None
+    attempt: int = 0
+    failures: int = 0
+    retry_at: float = 0.0
+    used_at: float = 0.0
+    reason: str = ""
+
+    def move(self, event: PeerEvent) -> None:
+        following = TRANSITIONS[self.state].get(event)
+        if following is None:
+            raise StateError(
+                f"peer {self.engine_id}", f"an event allowed in {self.state.value}", event.value
+            )
+        self.state = following
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict(Generic[V]):
+    """How a peer stands for a request that wants it.
+
+    READY: ``value`` is usable. HANDSHAKING: wait. BACKING_OFF, REFUSED: ``reason`` says why; fail
+    the request or wait for ``retry_at``. ``attempt``: set when the caller must start a handshake.
+    """
+
+    state: PeerState
+    value: V | None = None
+    reason: str = ""
+    retry_at: float = 0.0
+    attempt: int | None = None
+
+
+class PeerBook(Generic[V]):
+    """All peers of one rank, by engine id. Pure: ``now`` is an argument. Not thread-safe."""
+
+    def __init__(self, limits: PeerLimits) -> None:
+        self._limits = limits
+        self._peers: dict[str, _Peer[V]] = {}
+        self._by_address: dict[Address, str] = {}
+        self._discarded: list[V] = []
+        self._attempts = 0
+        self.evicted = 0
+
+    def __repr__(self) -> str:
+        states = ", ".join(f"{state}={n}" for state, n in self.counts().items() if n)
+        return f"PeerBook({states})"
+
+    def want(self, engine_id: str, address: Address, now: float) -> Verdict[V]:
+        """A request needs this engine. Starts a handshake when one is due (``attempt`` set).
+
+        Another engine known at the same address is evicted: it was replaced.
+        """
+        known = self._by_address.get(address)
+        if known is not None and known != engine_id:
+            self._drop(self._peers[known])
+        peer = self._peers.get(engine_id)
+        if peer is not None and peer.address != address:
+            self._drop(peer)
+            peer = None
+        if peer is None:
+            self._make_room()
+            peer = _Peer(engine_id, address)
+            self._peers[engine_id] = peer
+            self._by_address[address] = engine_id
+        peer.used_at = now
+        attempt = None
+        waiting = peer.state in (PeerState.BACKING_OFF, PeerState.REFUSED)
+        if peer.state is PeerState.UNKNOWN or (waiting and peer.retry_at <= now):
+            peer.move(PeerEvent.START)
+            self._attempts += 1
+            attempt = peer.attempt = self._attempts
+        return Verdict(peer.state, peer.value, peer.reason, peer.retry_at, attempt)
+
+    def succeeded(self, engine_id: str, attempt: int, value: V) -> bool:
+        """A handshake ended well. False: nobody waits for it any more, its value is discarded."""
+        peer = self._current(engine_id, attempt)
+        if peer is None:
+            self._discarded.append(value)
+            return False
+        peer.move(PeerEvent.SUCCEEDED)
+        peer.value, peer.failures, peer.reason = value, 0, ""
+        return True
+
+    def failed(self, engine_id: str, attempt: int, reason: str, now: float) -> None:
+        """A handshake failed in a way that a retry may mend: back off, twice as long each time."""
+        peer = self._current(engine_id, attempt)
+        if peer is None:
+            return
+        peer.move(PeerEvent.FAILED)
+        pause = self._limits.first_pause_seconds * 2 ** min(peer.failures, 30)
+        peer.failures += 1
+        peer.reason = reason
+        peer.retry_at = now + min(pause, self._limits.longest_pause_seconds)
+
+    def refused(self, engine_id: str, attempt: int, reason: str, now: float) -> None:
+        """A handshake said no (another geometry, version, engine): ask again much later."""
+        peer = self._current(engine_id, attempt)
+        if peer is None:
+            return
+        peer.move(PeerEvent.REFUSED)
+        peer.reason = reason
+        peer.retry_at = now + self._limits.refused_pause_seconds
+
+    def lost(self, engine_id: str) -> bool:
+        """A read or a message failed: evict. The next request starts over with a handshake."""
+        peer = self._peers.get(engine_id)
+        if peer is None:
+            return False
+        self._drop(peer)
+        return True
+
+    def expire(self, now: float) -> tuple[str, ...]:
+        """Evict peers that no request wanted for ``idle_seconds``; returns their engine ids."""
+        idle = tuple(
+            engine_id
+            for engine_id, peer in self._peers.items()
+            if now - peer.used_at >= self._limits.idle_seconds
+        )
+        for engine_id in idle:
+            self._drop(self._peers[engine_id])
+        return idle
+
+    def ready(self) -> dict[str, V]:
+        """Values of all ready peers by engine id."""
+        return {
+            engine_id: peer.value
+            for engine_id, peer in self._peers.items()
+            if peer.state is PeerState.READY and peer.value is not None
+        }
+
+    def touch(self, engine_id: str, now: float) -> None:
+        """The peer is in use (a read in flight, a lease held): not idle."""
+        peer = self._peers.get(engine_id)
+        if peer is not None:
+            peer.used_at = now
+
+    def counts(self) -> dict[str, int]:
+        """Peers by state; "evicted" counts all evictions so far."""
+        found = collections.Counter(peer.state for peer in self._peers.values())
+        counts = {state.value: found[state] for state in PeerState}
+        counts[PeerState.EVICTED.value] = self.evicted
+        return counts
+
+    def take_discarded(self) -> list[V]:
+        """Values to give back, each handed out once."""
+        discarded, self._discarded = self._discarded, []
+        return discarded
+
+    def _current(self, engine_id: str, attempt: int) -> _Peer[V] | None:
+        peer = self._peers.get(engine_id)
+        if peer is None or peer.attempt != attempt or peer.state is not PeerState.HANDSHAKING:
+            return None
+        return peer
+
+    def _drop(self, peer: _Peer[V]) -> None:
+        peer.move(PeerEvent.DROPPED)
+        del self._peers[peer.engine_id]
+        del self._by_address[peer.address]
+        self.evicted += 1
+        if peer.value is not None:
+            self._discarded.append(peer.value)
+            peer.value = None
+
+    def _make_room(self) -> None:
+        if len(self._peers) >= self._limits.max_peers:
+            self._drop(min(self._peers.values(), key=lambda peer: peer.used_at))
+
+
+class _Result(NamedTuple, Generic[V]):
+    engine_id: str
+    attempt: int
+    value: V | None
+    error: Exception | None
+
+
+class PeerManager(Generic[V]):
+    """A peer book with its handshake threads. All methods are for the owner's thread; none waits.
+
+    ``handshake(engine_id, address)`` runs on a pool thread and returns the peer's value, or raises:
+    ``RefusedError`` (unless retryable) and ``VersionError`` mean refused, others mean failed.
+    ``discard(value)`` is called on the owner's thread until it says True: False means that reads of
+    this peer are still in flight, and what they use must not be given back yet.
+    """
+
+    def __init__(
+        self,
+        handshake: Callable[[str, Address], V],
+        discard: Callable[[V], bool],
+        limits: PeerLimits | None = None,
+        workers: int = 16,
+    ) -> None:
+        self._handshake = handshake
+        self._discard = discard
+        self._book: PeerBook[V] = PeerBook(limits or PeerLimits())
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="hybridpd-handshake")
+        self._results: queue.SimpleQueue[_Result[V]] = queue.SimpleQueue()
+        self._discarding: list[V] = []
+        self._running = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"PeerManager({self._book!r}, handshakes_running={self._running}, "
+            f"discarding={len(self._discarding)})"
+        )
+
+    def want(self, engine_id: str, address: Address, now: float) -> Verdict[V]:
+        """See ``PeerBook.want``; a due handshake is started on the pool."""
+        verdict = self._book.want(engine_id, address, now)
+        if verdict.attempt is not None:
+            self._running += 1
+            self._pool.submit(self._run, engine_id, address, verdict.attempt)
+        return verdict
+
+    def collect(self, now: float) -> tuple[str, ...]:
+        """Take what handshakes brought, expire idle peers, discard. Once per step.
+
+        Returns the engine ids whose handshake ended, well or not, since the last call.
+        """
+        ended: list[str] = []
+        while not self._results.empty():
+            result = self._results.get_nowait()
+            self._running -= 1
+            ended.append(result.engine_id)
+            self._settle(result, now)
+        self._book.expire(now)
+        self._discard_all()
+        return tuple(ended)
+
+    def lost(self, engine_id: str, reason: str) -> None:
+        """Evict a peer that failed in use."""
+        if self._book.lost(engine_id):
+            logger.warning("peer %s dropped: %s", engine_id, reason)
+        self._discard_all()
+
+    def ready(self) -> dict[str, V]:
+        return self._book.ready()
+
+    def touch(self, engine_id: str, now: float) -> None:
+        self._book.touch(engine_id, now)
+
+    def counts(self) -> dict[str, int]:
+        return self._book.counts()
+
+    def close(self) -> None:
+        """Evict everybody, wait for handshakes that run (bounded by their timeouts), discard."""
+        for engine_id in [*self._book.ready()]:
+            self._book.lost(engine_id)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        while not self._results.empty():
+            value = self._results.get_nowait().value
+            if value is not None:
+                self._discarding.append(value)
+        self._discard_all()
+
+    def _run(self, engine_id: str, address: Address, attempt: int) -> None:
+        try:
+            value = self._handshake(engine_id, address)
+        except Exception as error:
+            self._results.put(_Result(engine_id, attempt, None, error))
+        else:
+            self._results.put(_Result(engine_id, attempt, value, None))
+
+    def _settle(self, result: "_Result[V]", now: float) -> None:
+        if result.value is not None:
+            self._book.succeeded(result.engine_id, result.attempt, result.value)
+            return
+        error = result.error
+        reason = str(error) if isinstance(error, ConnectorError) else repr(error)
+        final = isinstance(error, VersionError) or (
+            isinstance(error, RefusedError) and not error.retryable
+        )
+        if final:
+            self._book.refused(result.engine_id, result.attempt, reason, now)
+        else:
+            self._book.failed(result.engine_id, result.attempt, reason, now)
+        logger.warning("handshake with engine %s failed: %s", result.engine_id, reason)
+
+    def _discard_all(self) -> None:
+        waiting = self._discarding + self._book.take_discarded()
+        self._discarding = [value for value in waiting if not self._discarded(value)]
+
+    def _discarded(self, value: V) -> bool:
+        try:
+            return self._discard(value)
+        except ConnectorError as error:
+            logger.warning("a dropped peer was not given back cleanly: %s", error)
+            return True
