@@ -1,0 +1,73 @@
+"""Names, addresses and folders of the cluster. Every other module takes them from here."""
+
+import ipaddress
+import os
+from pathlib import Path
+
+from tooling.binaries import cache_folder
+
+NAME = "hybridpd"
+NODE_NAME = "hybridpd-node"
+NETWORK_NAMESPACE = "hybridpd-node"
+HOST_LINK = "hybridpd0"
+NODE_LINK = "uplink0"
+CGROUP = "hybridpd-node"
+
+# 198.18.0.0/15 is reserved for benchmarks of networks: it exists on no network that routes.
+NODE_RANGE = ipaddress.ip_network("198.18.224.0/29")
+POD_RANGE = ipaddress.ip_network("198.18.225.0/24")
+SERVICE_RANGE = ipaddress.ip_network("198.18.226.0/24")
+HOST_ADDRESS = NODE_RANGE[1]
+NODE_ADDRESS = NODE_RANGE[2]
+KUBERNETES_SERVICE = SERVICE_RANGE[1]
+DNS_DOMAIN = "cluster.local"
+
+API_SERVER = f"https://{NODE_ADDRESS}:6443"
+ETCD_CLIENT = "http://127.0.0.1:2379"
+ETCD_PEER = "http://127.0.0.1:2380"
+
+GPU_RESOURCE = "nvidia.com/gpu"
+GPU_COUNT = 8
+GPU_LABEL = "nvidia.com/gpu.product=NVIDIA-H200"
+
+IMAGE_NAMESPACE = "k8s.io"
+PAUSE_IMAGE = "localhost/hybridpd-pause:dev"
+
+CNI_PLUGINS = Path("/usr/lib/cni")
+
+
+def cluster_folder() -> Path:
+    """Everything of the running cluster, and the built images."""
+    return cache_folder() / "cluster"
+
+
+def state_folder() -> Path:
+    """Data, logs, keys and records of the running cluster."""
+    return cluster_folder() / "state"
+
+
+def kubeconfig_path() -> Path:
+    """The administrator's kubeconfig."""
+    return cluster_folder() / "kubeconfig"
+
+
+def lock_path() -> Path:
+    """Held by `up` and `down`; for the whole machine, since names and addresses are fixed."""
+    return Path("/run/lock/hybridpd-cluster.lock")
+
+
+def containerd_socket() -> Path:
+    """Address of the cluster's own containerd."""
+    # A socket's path has a limit of 108 bytes, and a cache folder may be deep.
+    return Path("/run") / CGROUP / "containerd.sock"
+
+
+def runtime_folder() -> Path:
+    """Sockets and containerd's volatile state."""
+    return Path("/run") / CGROUP
+
+
+def clean_environment() -> dict[str, str]:
+    """Environment for the cluster's programs: no proxy, no caller's KUBECONFIG."""
+    kept = ("PATH", "LANG", "TMPDIR")
+    return {key: os.environ[key] for key in kept if key in os.environ} | {"HOME": "/root"}

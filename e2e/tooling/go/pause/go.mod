@@ -1,0 +1,3 @@
+module hybridpd.dev/e2e/tooling/pause
+
+go 1.24
