@@ -1,8 +1,8 @@
 """Field kinds: how one value of a custom resource is read, bounded and described.
 
 `spec.py` declares its dataclasses with these kinds; `read_object` turns JSON-like data into them
-and collects *every* problem instead of stopping at the first. A kind also tells its OpenAPI fragment
-(`schema`), which is how a test proves that the dataclasses and the CRD agree.
+and collects *every* problem instead of stopping at the first. A kind also tells its OpenAPI
+fragment (`schema`), which is how a test proves that the dataclasses and the CRD agree.
 """
 
 import dataclasses
