@@ -1,0 +1,1 @@
+"""One HybridPDService from `kubectl apply` to tokens, compared with a single engine."""
