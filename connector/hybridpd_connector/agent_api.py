@@ -13,9 +13,12 @@ Memory
 Lifecycle
     register -> metadata -> [peer side: add_peer] -> prepare (once per side) -> post_read -> poll
     until it is not PENDING -> release_read -> release_list -> remove_peer -> close.
-    Every handle has one owner, who releases it exactly once; releasing a list while a read that
-    uses it is in flight is the caller's error. ``release_read`` on a read in flight asks for
-    cancellation and says False: memory may still be written, so poll on and release again.
+    Every handle has one owner, who releases it exactly once. Nothing a read in flight uses may be
+    given back: ``release_read`` says False (call again), ``release_list`` of its lists and
+    ``remove_peer`` of its peer raise. There is no cancelling. NIXL 1.5.1 offers it, and so does
+    removing the peer, but both only forget the read: with a paused peer over TCP the destination
+    was still written after either (benchmarks/late_write.py shows it). A read ends when the peer
+    answers, or when the transport declares it gone.
 
 Failure
     A *call* that fails raises ``AgentError`` (``PeerLostError`` when the peer is known to be gone)
@@ -134,10 +137,13 @@ class Agent(Protocol):
         """What a peer needs to read our registered memory. Secret: it grants access to it."""
 
     def add_peer(self, metadata: bytes) -> str:
-        """Learn a peer from its ``metadata``; returns its name. Adding it again is harmless."""
+        """Learn a peer from its ``metadata``; returns its name. Adding it again changes nothing."""
 
     def remove_peer(self, name: str) -> None:
-        """Forget a peer and close its connections. Unknown names are ignored."""
+        """Forget a peer and close its connections. Unknown names are ignored.
+
+        ``AgentError`` while a read from it is in flight.
+        """
 
     def prepare(self, peer: str | None, rows: Rows, memory: Memory) -> PreparedList:
         """Number descriptors of our memory (``peer`` None) or of a peer's.
@@ -146,7 +152,7 @@ class Agent(Protocol):
         """
 
     def release_list(self, prepared: PreparedList) -> None:
-        """Give a prepared list back. Must be called exactly once per list."""
+        """Give a list back, exactly once. ``AgentError`` while a read in flight uses it."""
 
     def post_read(
         self,
@@ -169,7 +175,7 @@ class Agent(Protocol):
         """Counts of a read that is DONE and not yet released."""
 
     def release_read(self, read: PostedRead) -> bool:
-        """Give the handle back. False: still in flight, cancellation asked for, call again."""
+        """Give the handle back, after poll said DONE or FAILED. False: still in flight."""
 
     def send_notification(self, peer: str, payload: bytes) -> None:
         """Send one message to a known peer, outside any read."""

@@ -9,8 +9,8 @@
     refused      the same; a longer pause                              evicted
 
 ``TRANSITIONS`` is this table. An evicted peer is gone from the book; what its handshake made (agent
-entries, prepared lists) is handed to ``discard`` until it is given back. A result that arrives for a peer
-that was evicted meanwhile is discarded too: every attempt has a number.
+entries, prepared lists) is handed to ``discard`` until it is given back. A result that arrives for
+a peer that was evicted meanwhile is discarded too: every attempt has a number.
 
 ``PeerBook`` decides and is pure. ``PeerManager`` adds the threads: one handshake per peer at a
 time, on a small bounded pool, so that one dead peer does not delay the others; nothing in it waits.

@@ -1,0 +1,313 @@
+"""The transfer agent over NIXL, the only module that imports it. Contract: ``agent_api``.
+
+Facts of NIXL 1.5.1 this relies on, each held by ``connector/tests_vllm/test_vllm_agent_real.py``:
+- ``prep_xfer_dlist`` takes N x 5 strided rows; ids are checked against them by ``makeXferReq``.
+- Neighbouring ids of dense rows are merged by NIXL; telemetry counts descriptors after that.
+- A prepared list outside the registered memory is refused when it is prepared.
+- The agent is not thread-safe by itself: every call here is made under one lock.
+- Releasing a handle in flight, or invalidating its peer, does not end the read: neither is done.
+- ``getXferStatus`` answers "not found" for a peer whose metadata was loaded again, whatever the
+  read does: a known peer's metadata is never loaded twice.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hybridpd_connector.agent_api import (
+    Ids,
+    Memory,
+    MemoryRegion,
+    Notification,
+    PostedRead,
+    PreparedList,
+    ReadState,
+    ReadTelemetry,
+    Rows,
+)
+from hybridpd_connector.errors import AgentError, PeerLostError, StateError
+
+_Handle = TypeVar("_Handle")
+
+logger = logging.getLogger(__name__)
+
+_MODULES = ("nixl._api", "nixl_cu13._api", "nixl_cu12._api")
+_OURSELVES = "NIXL_INIT_AGENT"
+_MICROSECONDS = 1e-6
+
+
+def load_nixl() -> Any:
+    """NIXL's Python API module, whichever build is installed."""
+    failures = []
+    for name in _MODULES:
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            failures.append(f"{name}: {error}")
+    raise AgentError(
+        "nixl",
+        "an importable NIXL 1.5",
+        "; ".join(failures),
+        "install nixl>=1.5 in the engine image",
+    )
+
+
+class _NixlList:
+    """Prepared list of NIXL; ``reads`` counts the reads in flight that use it."""
+
+    def __init__(self, handle: Any, peer: str | None, descriptor_count: int) -> None:
+        self.handle = handle
+        self.peer = peer
+        self.descriptor_count = descriptor_count
+        self.reads = 0
+        self.released = False
+
+    def __repr__(self) -> str:
+        return (
+            f"PreparedList(peer={self.peer}, descriptors={self.descriptor_count}, "
+            f"reads={self.reads}, released={self.released})"
+        )
+
+
+class _NixlRead:
+    """Posted read of NIXL, with the lists it uses."""
+
+    def __init__(self, handle: Any, local: _NixlList, remote: _NixlList) -> None:
+        self.handle = handle
+        self.local = local
+        self.remote = remote
+        self.state = ReadState.PENDING
+        self.released = False
+
+    def __repr__(self) -> str:
+        return f"PostedRead(peer={self.remote.peer}, {self.state.value}, released={self.released})"
+
+
+class NixlAgent:
+    """``agent_api.Agent`` over one NIXL agent.
+
+    NIXL's own progress thread is off: it spins on a whole core, and on the reader it makes reads
+    slower. A producer's progress is ``progress.Pump``'s work.
+    """
+
+    def __init__(self, name: str, backends: Sequence[str] = ("UCX",)) -> None:
+        nixl = load_nixl()
+        self.name = name
+        self._lock = threading.RLock()
+        self._registered: list[Any] = []
+        self._peers: dict[str, bytes] = {}
+        self._reads_of_peer: dict[str, int] = {}
+        self._lists = 0
+        self._closed = False
+        with self._call("create the agent"):
+            config = nixl.nixl_agent_config(
+                enable_prog_thread=False,
+                enable_listen_thread=False,
+                capture_telemetry=True,
+                backends=list(backends),
+            )
+            self._nixl = nixl.nixl_agent(name, config)
+        missing = [backend for backend in backends if backend not in self._nixl.backends]
+        if missing:
+            raise AgentError("backends", f"all of {list(backends)}", f"no {missing}")
+
+    def __repr__(self) -> str:
+        return (
+            f"NixlAgent({self.name}, peers={len(self._peers)}, lists={self._lists}, "
+            f"reads={sum(self._reads_of_peer.values())}, closed={self._closed})"
+        )
+
+    def register(self, regions: Sequence[MemoryRegion]) -> None:
+        for memory in Memory:
+            rows = [
+                (region.address, region.length_bytes, region.device_id)
+                for region in regions
+                if region.memory is memory
+            ]
+            if rows:
+                with self._call(f"register {len(rows)} {memory.value} regions"):
+                    array = np.array(rows, dtype=np.uint64)
+                    self._registered.append(self._nixl.register_memory(array, memory.value))
+
+    def metadata(self) -> bytes:
+        with self._call("read the agent's metadata"):
+            return bytes(self._nixl.get_agent_metadata())
+
+    def add_peer(self, metadata: bytes) -> str:
+        digest = hashlib.sha256(metadata).digest()
+        with self._call("add a peer"):
+            for known, known_digest in self._peers.items():
+                if known_digest == digest:
+                    return known
+            loaded = self._nixl.add_remote_agent(metadata)
+            name = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
+            self._peers[name] = digest
+            return name
+
+    def remove_peer(self, name: str) -> None:
+        with self._call(f"remove peer {name}"):
+            reads = self._reads_of_peer.get(name, 0)
+            if reads:
+                raise AgentError(f"peer {name}", "no read in flight", reads)
+            if self._peers.pop(name, None) is not None:
+                self._nixl.remove_remote_agent(name)
+
+    def prepare(self, peer: str | None, rows: Rows, memory: Memory) -> PreparedList:
+        array = np.ascontiguousarray(rows, dtype=np.uint64)
+        if array.ndim != 2 or array.shape[1] != 5 or not len(array):
+            raise AgentError("rows", "N x 5 with N > 0", array.shape)
+        with self._call(f"prepare {len(array)} rows of {peer or 'our memory'}"):
+            handle = self._nixl.prep_xfer_dlist(peer or _OURSELVES, array, memory.value)
+            self._lists += 1
+            return _NixlList(handle, peer, int(array[:, 4].sum()))
+
+    def release_list(self, prepared: PreparedList) -> None:
+        mine = _own(prepared, _NixlList)
+        with self._call("release a prepared list"):
+            if mine.released:
+                raise StateError("prepared list", "released once", "released again")
+            if mine.reads:
+                raise AgentError("prepared list", "no read in flight", mine.reads)
+            mine.released = True
+            self._lists -= 1
+            mine.handle.release()
+
+    def post_read(
+        self,
+        local: PreparedList,
+        local_ids: Ids,
+        remote: PreparedList,
+        remote_ids: Ids,
+        notify: bytes = b"",
+    ) -> PostedRead:
+        here, there = _own(local, _NixlList), _own(remote, _NixlList)
+        with self._call(f"post a read from {there.peer}"):
+            if here.released or there.released:
+                raise StateError("prepared list", "in use", "released")
+            handle = self._nixl.make_prepped_xfer(
+                "READ", here.handle, _int32(local_ids), there.handle, _int32(remote_ids), notify
+            )
+            read = _NixlRead(handle, here, there)
+            try:
+                status = self._nixl.transfer(handle)
+            except Exception:
+                handle.release()
+                raise
+            self._count(read, +1)
+            self._settle(read, status)
+            return read
+
+    def poll(self, read: PostedRead) -> ReadState:
+        mine = _own(read, _NixlRead)
+        with self._lock:
+            if mine.state is ReadState.PENDING:
+                self._settle(mine, self._status(mine))
+            return mine.state
+
+    def telemetry(self, read: PostedRead) -> ReadTelemetry:
+        mine = _own(read, _NixlRead)
+        with self._call("read a transfer's telemetry"):
+            if mine.state is not ReadState.DONE or mine.released:
+                raise StateError("telemetry", "of a read that is done and not released", mine)
+            counted = self._nixl.get_xfer_telemetry(mine.handle)
+            return ReadTelemetry(
+                total_bytes=int(counted.totalBytes),
+                descriptors=int(counted.descCount),
+                post_seconds=float(counted.postDuration) * _MICROSECONDS,
+                noticed_seconds=float(counted.xferDuration) * _MICROSECONDS,
+            )
+
+    def release_read(self, read: PostedRead) -> bool:
+        mine = _own(read, _NixlRead)
+        with self._call("release a read"):
+            if mine.released:
+                raise StateError("posted read", "released once", "released again")
+            if mine.state is ReadState.PENDING:
+                return False
+            mine.released = True
+            mine.handle.release()
+            return True
+
+    def send_notification(self, peer: str, payload: bytes) -> None:
+        with self._call(f"notify {peer}"):
+            self._nixl.send_notif(peer, payload)
+
+    def take_notifications(self) -> list[Notification]:
+        with self._call("take notifications"):
+            arrived = self._nixl.get_new_notifs()
+        return [
+            Notification(sender.decode() if isinstance(sender, bytes) else sender, bytes(payload))
+            for sender, payloads in arrived.items()
+            for payload in payloads
+        ]
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for name in [name for name in self._peers if not self._reads_of_peer.get(name)]:
+                with contextlib.suppress(AgentError):
+                    self.remove_peer(name)
+            # With a read in flight the memory stays registered: it may still be written.
+            if not any(self._reads_of_peer.values()):
+                for registered in self._registered:
+                    try:
+                        self._nixl.deregister_memory(registered)
+                    except Exception as error:
+                        logger.warning("agent %s: memory stays registered: %r", self.name, error)
+            self._registered.clear()
+
+    def _status(self, read: _NixlRead) -> str:
+        try:
+            return str(self._nixl.check_xfer_state(read.handle))
+        except Exception as error:
+            if type(error).__name__ == "nixlNotFoundError":
+                # Says nothing about the read itself: keep what it writes to until it ends.
+                logger.warning("read from %s: its peer is unknown to NIXL", read.remote.peer)
+                return "PROC"
+            logger.warning("read from %s failed: %s", read.remote.peer, error)
+            return "ERR"
+
+    def _settle(self, read: _NixlRead, status: str) -> None:
+        if status == "PROC":
+            return
+        read.state = ReadState.DONE if status == "DONE" else ReadState.FAILED
+        self._count(read, -1)
+
+    def _count(self, read: _NixlRead, change: int) -> None:
+        read.local.reads += change
+        read.remote.reads += change
+        peer = read.remote.peer or self.name
+        self._reads_of_peer[peer] = self._reads_of_peer.get(peer, 0) + change
+        if not self._reads_of_peer[peer]:
+            del self._reads_of_peer[peer]
+
+    @contextlib.contextmanager
+    def _call(self, what: str) -> Iterator[None]:
+        """One call into NIXL: under the lock, its exceptions translated here and nowhere else."""
+        with self._lock:
+            try:
+                yield
+            except (AgentError, StateError):
+                raise
+            except Exception as error:
+                lost = type(error).__name__ == "nixlRemoteDisconnectError"
+                kind = PeerLostError if lost else AgentError
+                raise kind(f"agent {self.name}", f"to {what}", str(error) or repr(error)) from error
+
+
+def _int32(ids: Ids) -> Any:
+    return np.ascontiguousarray(ids, dtype=np.int32)
+
+
+def _own(handle: object, kind: type[_Handle]) -> _Handle:
+    if not isinstance(handle, kind):
+        raise StateError("handle", f"a {kind.__name__} of this agent", type(handle).__name__)
+    return handle

@@ -1,0 +1,271 @@
+"""What the connector counts, as plain data that vLLM can carry between processes.
+
+``Stats.data`` is JSON-able and holds what happened since the last ``take``:
+
+    {"counts": {name: n}, "failures": {reason: n}, "seconds": {name: [s, ...]},
+     "gauges": {name: value}, "peers": {state: n}}
+
+Joining the stats of several ranks (``aggregate``): counts, failures and observations are added;
+gauges and peers describe the same requests seen by each rank, so the largest value is kept.
+Who records what, so that the sums are right: bytes, descriptors and seconds by every D rank for
+its own reads; loads, failures and recomputed requests once per request, by the scheduler side;
+leases by P rank 0.
+
+``METRICS`` is the contract with dashboards and with the operator: names, units, labels. No vLLM
+and no Prometheus here: the vLLM class makes the metric objects from this table.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+READ_BYTES = "read_bytes"
+PREDICTED_BYTES = "predicted_bytes"
+READ_DESCRIPTORS = "read_descriptors"
+PREDICTED_DESCRIPTORS = "predicted_descriptors"
+LOADS = "loads"
+RECOMPUTED_REQUESTS = "recomputed_requests"
+LEASES_EXPIRED = "leases_expired"
+LEASES_RELEASED = "leases_released"
+LEASES_HELD = "leases_held"
+POST_SECONDS = "post_seconds"
+TRANSFER_SECONDS = "transfer_seconds"
+QUEUE_SECONDS = "queue_seconds"
+
+COUNTS = (
+    READ_BYTES,
+    PREDICTED_BYTES,
+    READ_DESCRIPTORS,
+    PREDICTED_DESCRIPTORS,
+    LOADS,
+    RECOMPUTED_REQUESTS,
+    LEASES_EXPIRED,
+    LEASES_RELEASED,
+)
+SECONDS = (POST_SECONDS, TRANSFER_SECONDS, QUEUE_SECONDS)
+GAUGES = (LEASES_HELD,)
+
+MAX_OBSERVATIONS = 10_000
+"""Observations kept per name between two takes; a logger that never takes must not cost memory."""
+
+_SHORT_BUCKETS = (
+    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+    1.0, 5.0,
+)  # fmt: skip
+_LONG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricDefinition:
+    """One Prometheus metric. ``key``: where its value is in ``Stats.data``.
+
+    ``label``: the label this table adds to vLLM's own (model_name, engine); "" for none.
+    Counters are exposed with the suffix ``_total``, which Prometheus clients add themselves.
+    """
+
+    name: str
+    kind: Kind
+    documentation: str
+    key: str
+    label: str = ""
+    buckets: tuple[float, ...] = ()
+
+
+METRICS: tuple[MetricDefinition, ...] = (
+    MetricDefinition(
+        "hybridpd_read_bytes", "counter", "Bytes read, as NIXL counted them.", READ_BYTES
+    ),
+    MetricDefinition(
+        "hybridpd_predicted_bytes", "counter", "Bytes that the read plans foresaw.", PREDICTED_BYTES
+    ),
+    MetricDefinition(
+        "hybridpd_read_descriptors",
+        "counter",
+        "Descriptors read, as NIXL counted them after merging.",
+        READ_DESCRIPTORS,
+    ),
+    MetricDefinition(
+        "hybridpd_predicted_descriptors",
+        "counter",
+        "Descriptors that the read plans foresaw.",
+        PREDICTED_DESCRIPTORS,
+    ),
+    MetricDefinition("hybridpd_loads", "counter", "Requests whose state was loaded.", LOADS),
+    MetricDefinition(
+        "hybridpd_load_failures",
+        "counter",
+        "Requests whose load failed, by reason.",
+        "failures",
+        label="reason",
+    ),
+    MetricDefinition(
+        "hybridpd_recomputed_requests",
+        "counter",
+        "Requests sent here to load, whose prompt was computed here instead.",
+        RECOMPUTED_REQUESTS,
+    ),
+    MetricDefinition(
+        "hybridpd_leases_expired",
+        "counter",
+        "Prefills whose blocks were freed because no reader renewed or released them.",
+        LEASES_EXPIRED,
+    ),
+    MetricDefinition(
+        "hybridpd_leases_released",
+        "counter",
+        "Prefills whose blocks were freed by their reader.",
+        LEASES_RELEASED,
+    ),
+    MetricDefinition(
+        "hybridpd_leases_held", "gauge", "Prefills whose blocks wait for a reader.", LEASES_HELD
+    ),
+    MetricDefinition(
+        "hybridpd_peers", "gauge", "Remote engines by handshake state.", "peers", label="state"
+    ),
+    MetricDefinition(
+        "hybridpd_post_seconds",
+        "histogram",
+        "Time inside the posts of one load, on the engine thread.",
+        POST_SECONDS,
+        buckets=_SHORT_BUCKETS,
+    ),
+    MetricDefinition(
+        "hybridpd_transfer_seconds",
+        "histogram",
+        "Time from the post of a load until its end was noticed.",
+        TRANSFER_SECONDS,
+        buckets=_SHORT_BUCKETS,
+    ),
+    MetricDefinition(
+        "hybridpd_queue_seconds",
+        "histogram",
+        "Time from the arrival of a request until its load was posted.",
+        QUEUE_SECONDS,
+        buckets=_LONG_BUCKETS,
+    ),
+)
+
+
+def empty() -> dict[str, Any]:
+    """Data in which nothing has happened."""
+    return {"counts": {}, "failures": {}, "seconds": {}, "gauges": {}, "peers": {}}
+
+
+class Stats:
+    """Recorder of one process. ``data`` may also come from another process (``Stats(data)``)."""
+
+    def __init__(self, data: dict[str, Any] | None = None) -> None:
+        self.data = data if data else empty()
+
+    def __repr__(self) -> str:
+        return f"Stats({reduce(self.data)})"
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to one of ``COUNTS``."""
+        _add(self.data["counts"], _known(name, COUNTS), amount)
+
+    def fail(self, reason: str, amount: int = 1) -> None:
+        """One load failed for this reason (a short constant, never peer text)."""
+        _add(self.data["failures"], reason, amount)
+
+    def observe(self, name: str, seconds: float) -> None:
+        """Note one duration of ``SECONDS``."""
+        observations = self.data["seconds"].setdefault(_known(name, SECONDS), [])
+        if len(observations) < MAX_OBSERVATIONS:
+            observations.append(seconds)
+
+    def set_gauge(self, name: str, value: int) -> None:
+        """Set one of ``GAUGES``."""
+        self.data["gauges"][_known(name, GAUGES)] = value
+
+    def set_peers(self, counts: Mapping[str, int]) -> None:
+        """Set the peers by state."""
+        self.data["peers"] = dict(counts)
+
+    def take(self) -> dict[str, Any]:
+        """What happened since the last take."""
+        taken, self.data = self.data, empty()
+        return taken
+
+    def is_empty(self) -> bool:
+        return is_empty(self.data)
+
+
+def is_empty(data: Mapping[str, Any]) -> bool:
+    """Has nothing happened? Gauges alone do count: a gauge that fell to 0 must be seen."""
+    return not any(data.get(part) for part in empty())
+
+
+def aggregate(data: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Add ``other`` into ``data`` (returned)."""
+    for part in ("counts", "failures"):
+        for name, amount in other.get(part, {}).items():
+            _add(data[part], name, amount)
+    for name, observations in other.get("seconds", {}).items():
+        kept = data["seconds"].setdefault(name, [])
+        kept.extend(observations[: max(0, MAX_OBSERVATIONS - len(kept))])
+    for part in ("gauges", "peers"):
+        for name, value in other.get(part, {}).items():
+            data[part][name] = max(value, data[part].get(name, value))
+    return data
+
+
+def reduce(data: Mapping[str, Any]) -> dict[str, int | float]:
+    """A few numbers for one log line."""
+    counts = data.get("counts", {})
+    numbers: dict[str, int | float] = {
+        "loads": counts.get(LOADS, 0),
+        "load failures": sum(data.get("failures", {}).values()),
+        "recomputed": counts.get(RECOMPUTED_REQUESTS, 0),
+        "read MB": round(counts.get(READ_BYTES, 0) / 1e6, 3),
+        "descriptors": counts.get(READ_DESCRIPTORS, 0),
+        "leases expired": counts.get(LEASES_EXPIRED, 0),
+    }
+    for name, observations in sorted(data.get("seconds", {}).items()):
+        if observations:
+            label = name.removesuffix("_seconds")
+            numbers[f"{label} p50 ms"] = round(_quantile(observations, 0.5) * 1e3, 3)
+            numbers[f"{label} p90 ms"] = round(_quantile(observations, 0.9) * 1e3, 3)
+    return numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One value for one metric: add it (counter), set it (gauge) or observe it (histogram)."""
+
+    metric: MetricDefinition
+    label_value: str
+    value: float
+
+
+def samples(data: Mapping[str, Any]) -> Iterator[Sample]:
+    """Everything in ``data`` that a metric shows."""
+    for metric in METRICS:
+        if metric.label:
+            for label_value, value in data.get(metric.key, {}).items():
+                yield Sample(metric, label_value, value)
+        elif metric.kind == "histogram":
+            for seconds in data.get("seconds", {}).get(metric.key, ()):
+                yield Sample(metric, "", seconds)
+        else:
+            part = "counts" if metric.kind == "counter" else "gauges"
+            value = data.get(part, {}).get(metric.key)
+            if value is not None:
+                yield Sample(metric, "", value)
+
+
+def _add(amounts: dict[str, int], name: str, amount: int) -> None:
+    amounts[name] = amounts.get(name, 0) + amount
+
+
+def _known(name: str, names: Sequence[str]) -> str:
+    if name not in names:
+        raise KeyError(f"{name} is not one of {', '.join(names)}")
+    return name
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
