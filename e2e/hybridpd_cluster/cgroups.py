@@ -27,8 +27,9 @@ def _hierarchies() -> list[Path]:
     """Roots of all hierarchies; under v1 several names may be links to one."""
     if _is_v2():
         return [_MOUNT]
-    roots = {path.resolve() for path in _MOUNT.iterdir() if (path / "cgroup.procs").exists()}
-    return sorted(root for root in roots if root.name != "unified")
+    return sorted(
+        {path.resolve() for path in _MOUNT.iterdir() if (path / "cgroup.procs").exists()}
+    )
 
 
 def _tracking_root() -> Path:

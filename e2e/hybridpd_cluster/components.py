@@ -258,7 +258,7 @@ def kubelet() -> Words:
         "clusterDomain": DNS_DOMAIN,
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},
-        "localStorageCapacityIsolation": False,
+        "localStorageCapacityIsolation": True,
         "maxPods": 80,
         "readOnlyPort": 0,
         "tlsCertFile": str(folder / "kubelet-serving.crt"),

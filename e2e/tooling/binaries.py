@@ -80,7 +80,7 @@ FAMILIES: Mapping[str, Family] = {
             },
             _KUBERNETES_STAMPS,
         ),
-        Family("coredns", {"coredns": "github.com/coredns/coredns"}),
+        Family("coredns", {"coredns": "."}),
         Family(
             "helm",
             {"helm": "helm.sh/helm/v3/cmd/helm"},
