@@ -52,7 +52,7 @@ class EnvVar:
         return {"name": self.name, "value": self.value or ""}
 
 
-EXTRA_ARGS = Items(Text(2048), 64)
+EXTRA_ARGS = Items(Text(1024), 64)
 ENV = Items(Nested(EnvVar), 64, key="name")
 
 

@@ -1,0 +1,174 @@
+"""What a `podTemplate` may not change, and the typed field that does it instead.
+
+A pod template is a strategic merge patch; everything that the hand-over, the selectors or the
+drain arithmetic depend on is refused here rather than silently put back.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hybridpd_operator.errors import FieldError
+from hybridpd_operator.names import (
+    CONNECTOR_CONTAINER,
+    CONNECTOR_PYTHON_PATH,
+    CONNECTOR_VOLUME,
+    ENGINE_CONTAINER,
+    GROUP,
+    HTTP_PORT,
+    LABEL_INSTANCE,
+    LABEL_MANAGED_BY,
+    LABEL_NAME,
+    ROUTER_CONTAINER,
+)
+from hybridpd_operator.problems import INVALID_FIELD, RESERVED_POD_FIELD, Problem
+from hybridpd_operator.reserved_args import env_problems
+from hybridpd_operator.spec_fields import Items, Nested
+from hybridpd_operator.spec_roles import EnvVar
+
+_TOP_KEYS = ("metadata", "spec")
+_METADATA_KEYS = ("labels", "annotations")
+_OWNED_LABELS = (LABEL_NAME, LABEL_INSTANCE, LABEL_MANAGED_BY)
+_DIRECTIVE = "$patch"
+
+#: `spec` fields of every pod, and what to use instead ({role}: prefill, decode or router).
+_POD_FIELDS: Mapping[str, str] = {
+    "affinity": "spec.{role}.affinity",
+    "nodeSelector": "spec.{role}.nodeSelector",
+    "tolerations": "spec.{role}.tolerations",
+    "imagePullSecrets": "spec.imagePullSecrets",
+    "serviceAccountName": "nothing: each role has an account of its own",
+    "serviceAccount": "nothing: each role has an account of its own",
+    "enableServiceLinks": "nothing: Services must not inject variables into the engine",
+    "automountServiceAccountToken": "nothing: engines hold no token, the router needs one",
+    "restartPolicy": "nothing: pods of a role always restart",
+}
+_GRACE = "spec.{role}.drain.terminationGracePeriodSeconds"
+_CONTAINER_FIELDS: Mapping[str, str] = {
+    "image": "spec.{owner}.image",
+    "imagePullPolicy": "spec.{owner}.imagePullPolicy",
+    "command": "spec.{role}.extraArgs",
+    "args": "spec.{role}.extraArgs",
+}
+_ENGINE_FIELDS: Mapping[str, str] = {
+    **_CONTAINER_FIELDS,
+    "startupProbe": "spec.{role}.loadBudgetSeconds",
+    "resources": "spec.{role}.resources",
+}
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """A container that the operator renders."""
+
+    name: str
+    list_name: str
+    fields: Mapping[str, str]
+    owner: str
+    ports: tuple[int, ...]
+
+
+def pod_template_problems(
+    template: Mapping[str, Any], role: str, ports: tuple[int, ...] = (HTTP_PORT,)
+) -> tuple[Problem, ...]:
+    """Everything in `spec.<role>.podTemplate` that belongs to the operator.
+
+    `ports` are the container ports that the operator opens in the role's container.
+    """
+    return tuple(_problems(template, role, ports))
+
+
+def _problems(template: Mapping[str, Any], role: str, ports: tuple[int, ...]) -> Iterator[Problem]:
+    path = f"spec.{role}.podTemplate"
+    yield from _unknown_keys(template, path, _TOP_KEYS)
+    metadata = _mapping(template.get("metadata"))
+    yield from _unknown_keys(metadata, f"{path}.metadata", _METADATA_KEYS)
+    for label in _mapping(metadata.get("labels")):
+        if label.startswith(f"{GROUP}/") or label in _OWNED_LABELS:
+            yield _reserved(f"{path}.metadata.labels.{label}", "nothing: selectors rely on it")
+    spec = _mapping(template.get("spec"))
+    yield from _pod_fields(spec, f"{path}.spec", role)
+    for owned in _owned_containers(role, ports):
+        for where, container in _items(spec.get(owned.list_name), f"{path}.spec.{owned.list_name}"):
+            if container.get("name") == owned.name:
+                yield from _container(container, where, role, owned)
+    for where, volume in _items(spec.get("volumes"), f"{path}.spec.volumes"):
+        if volume.get("name") == CONNECTOR_VOLUME:
+            yield _reserved(where, "nothing: it carries the connector into the engine")
+
+
+def _owned_containers(role: str, ports: tuple[int, ...]) -> tuple[_Owned, ...]:
+    if role == "router":
+        return (_Owned(ROUTER_CONTAINER, "containers", _CONTAINER_FIELDS, "router", ports),)
+    return (
+        _Owned(ENGINE_CONTAINER, "containers", _ENGINE_FIELDS, "engine", ports),
+        _Owned(CONNECTOR_CONTAINER, "initContainers", _CONTAINER_FIELDS, "connector", ()),
+    )
+
+
+def _pod_fields(spec: Mapping[str, Any], path: str, role: str) -> Iterator[Problem]:
+    if _DIRECTIVE in spec:
+        yield _reserved(f"{path}.{_DIRECTIVE}", "a patch without it: the pod cannot be replaced")
+    for key, instead in _POD_FIELDS.items():
+        if key in spec:
+            yield _reserved(f"{path}.{key}", instead.format(role=role))
+    if role != "router" and "terminationGracePeriodSeconds" in spec:
+        yield _reserved(f"{path}.terminationGracePeriodSeconds", _GRACE.format(role=role))
+
+
+def _container(
+    container: Mapping[str, Any], path: str, role: str, owned: _Owned
+) -> Iterator[Problem]:
+    if _DIRECTIVE in container:
+        yield _reserved(f"{path}.{_DIRECTIVE}", "a patch without it: the operator needs it whole")
+    for key, instead in owned.fields.items():
+        if key in container:
+            yield _reserved(f"{path}.{key}", instead.format(role=role, owner=owned.owner))
+    if owned.name == ENGINE_CONTAINER and "preStop" in _mapping(container.get("lifecycle")):
+        yield _reserved(f"{path}.lifecycle.preStop", f"spec.{role}.drain.preStopSeconds")
+    if owned.name != ROUTER_CONTAINER:
+        yield from _env(container.get("env"), f"{path}.env")
+    for where, port in _items(container.get("ports"), f"{path}.ports"):
+        if port.get("containerPort") in owned.ports:
+            yield _reserved(where, "another port: the operator opens this one")
+    for where, mount in _items(container.get("volumeMounts"), f"{path}.volumeMounts"):
+        if str(mount.get("mountPath", "")).rstrip("/") == CONNECTOR_PYTHON_PATH:
+            yield _reserved(where, "another path: the connector's packages are there")
+
+
+def _env(env: object, path: str) -> Iterator[Problem]:
+    if env is None:
+        return
+    found: list[FieldError] = []
+    named = [{k: v for k, v in item.items() if k != _DIRECTIVE} for _, item in _items(env, path)]
+    read = Items(Nested(EnvVar), 64).read(named, path, found)
+    if found:
+        for problem in found:
+            yield Problem(INVALID_FIELD, problem.path, f"expected {problem.expected}")
+    else:
+        yield from env_problems(read, path)
+
+
+def _unknown_keys(value: Mapping[str, Any], path: str, known: tuple[str, ...]) -> Iterator[Problem]:
+    for key in value:
+        if key not in known:
+            yield Problem(
+                INVALID_FIELD,
+                f"{path}.{key}",
+                f"expected only {' and '.join(known)}, got {key!r}; remove it",
+            )
+
+
+def _reserved(path: str, instead: str) -> Problem:
+    return Problem(RESERVED_POD_FIELD, path, f"the operator sets this; use {instead}")
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _items(value: object, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            if isinstance(item, Mapping):
+                yield f"{path}[{i}]", item
