@@ -76,4 +76,5 @@ def install(kubectl: Kubectl, *flags: str) -> str:
 
 def template(*flags: str) -> str:
     """The rendered chart, without a cluster."""
-    return helm(None, "template", RELEASE, str(CHART), f"--namespace={NAMESPACE}", *flags)
+    place = [f"--namespace={NAMESPACE}", "--kube-version=1.34.0"]
+    return helm(None, "template", RELEASE, str(CHART), *place, *flags)

@@ -62,6 +62,6 @@ def children_of(text: str) -> list[dict[str, dict[str, object]]]:
     documents = [document for document in yaml.safe_load_all(text) if document]
     found = []
     for document in documents:
-        objects = document["children"] if "children" in document else [document]
+        objects = document.get("children", [document])
         found += [item for item in objects if item.get("apiVersion") and item.get("kind")]
     return found

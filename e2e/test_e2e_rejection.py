@@ -81,7 +81,7 @@ def test_a_model_without_facts_is_unknown_and_started(
 def test_what_the_operator_owns_cannot_be_patched(
     kubectl: Kubectl, unscheduled: Callable[..., Object], template: Object
 ) -> None:
-    """Rules of the definition cannot look into podTemplate; the operator can, and starts nothing."""
+    """The definition cannot look into podTemplate; the operator can, and starts nothing."""
     name = "owned"
     unscheduled(name, prefill={"podTemplate": template})
     service = waits.for_condition(kubectl, name, "Accepted", "False")

@@ -26,8 +26,9 @@ checked by the API server, also in a server-side dry-run.
 def rows(schema: dict[str, Any], path: str, required: bool = False) -> Iterator[str]:
     """One list entry for this field, then its children's."""
     yield _entry(schema, path, required)
-    yield from (f"  - rule: {_line(rule['message'])}" for rule in _rules(schema))
     children = schema.get("items", schema)
+    found = [*_rules(schema), *(_rules(children) if children is not schema else ())]
+    yield from (f"  - rule: {_line(rule['message'])}" for rule in found)
     suffix = "[]" if "items" in schema else ""
     for name, child in children.get("properties", {}).items():
         yield from rows(child, f"{path}{suffix}.{name}", name in children.get("required", []))
