@@ -113,9 +113,9 @@ def _with(settings: EngineSettings, flag: Flag, owned: Owned) -> EngineSettings:
     origin = {**settings.origin, name: flag.path}
     if name in _TEXT_FLAGS:
         value = _one_value(flag, "a word").lower()
-        return replace(settings, **{_TEXT_FLAGS[name]: value}, origin=origin)
+        return _set(settings, _TEXT_FLAGS[name], value, origin)
     if name in _NUMBER_FLAGS:
-        return replace(settings, **{_NUMBER_FLAGS[name]: _number(flag)}, origin=origin)
+        return _set(settings, _NUMBER_FLAGS[name], _number(flag), origin)
     if name in _JSON_FLAGS:
         value_map = _json(flag)
         if name == "hf-overrides":
@@ -123,6 +123,13 @@ def _with(settings: EngineSettings, flag: Flag, owned: Owned) -> EngineSettings:
             return replace(settings, hf_overrides=merged, origin=origin)
         return _speculative(replace(settings, origin=origin), value_map, flag)
     return replace(settings, origin=origin)  # spec-model: named in messages only
+
+
+def _set(
+    settings: EngineSettings, attribute: str, value: object, origin: Mapping[str, str]
+) -> EngineSettings:
+    changes: dict[str, Any] = {attribute: value, "origin": origin}
+    return replace(settings, **changes)
 
 
 def _speculative(settings: EngineSettings, config: Mapping[str, Any], flag: Flag) -> EngineSettings:

@@ -35,6 +35,8 @@ UNSUPPORTED_VERSION: Final = "UnsupportedVersion"
 MOVING_IMAGE: Final = "MovingImage"
 #: One role has no replicas and the other has some.
 ONE_SIDED_REPLICAS: Final = "OneSidedReplicas"
+#: More ranks than a node of the wanted kind has GPUs: an engine is one pod on one node.
+NODE_TOO_SMALL: Final = "NodeTooSmall"
 #: `extraArgs` sets, abbreviates or breaks a flag that the operator renders.
 RESERVED_FLAG: Final = "ReservedFlag"
 #: `env` sets a variable that the operator renders.
@@ -70,6 +72,7 @@ SPEC_REASONS: Final = (
     UNSUPPORTED_VERSION,
     MOVING_IMAGE,
     ONE_SIDED_REPLICAS,
+    NODE_TOO_SMALL,
     RESERVED_FLAG,
     RESERVED_ENV,
     RESERVED_POD_FIELD,

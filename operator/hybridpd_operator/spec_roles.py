@@ -21,6 +21,7 @@ from hybridpd_operator.spec_fields import (
 
 #: Node label values of `nvidia.com/gpu.product` that the default node affinity accepts.
 H200_PRODUCTS = ("NVIDIA-H200", "NVIDIA-H200-NVL")
+H200_NODE_GPUS = 8
 #: The taint that GPU nodes usually carry.
 GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")

@@ -17,6 +17,7 @@ from hybridpd_operator.problems import (
     INVALID_FIELD,
     INVALID_NAME,
     MOVING_IMAGE,
+    NODE_TOO_SMALL,
     ONE_SIDED_REPLICAS,
     RESERVED_POD_FIELD,
     UNSUPPORTED_VERSION,
@@ -29,8 +30,13 @@ from hybridpd_operator.reserved_args import (
     flag_problems,
 )
 from hybridpd_operator.reserved_pod import pod_template_problems
-from hybridpd_operator.spec import Service, Spec
-from hybridpd_operator.spec_roles import LEASE_MARGIN_SECONDS, EnvVar
+from hybridpd_operator.spec import CPU, Service, Spec
+from hybridpd_operator.spec_roles import (
+    H200_NODE_GPUS,
+    H200_PRODUCTS,
+    LEASE_MARGIN_SECONDS,
+    EnvVar,
+)
 
 Check = Callable[[Service], Iterator[Problem]]
 
@@ -139,6 +145,21 @@ def check_replicas(service: Service) -> Iterator[Problem]:
         yield Problem(ONE_SIDED_REPLICAS, field, text)
 
 
+def check_nodes(service: Service) -> Iterator[Problem]:
+    """An engine fits one of the nodes that its pods are kept to."""
+    for name in ENGINE_ROLES:
+        role = service.spec.role(name)
+        only_h200 = bool(role.gpu_products) and set(role.gpu_products) <= set(H200_PRODUCTS)
+        bound = only_h200 and role.affinity is None and service.spec.engine.device != CPU
+        if bound and role.tensor_parallel_size > H200_NODE_GPUS:
+            text = (
+                f"an engine is one pod on one node, and H200 nodes have {H200_NODE_GPUS} GPUs; got "
+                f"{role.tensor_parallel_size}: lower it, or name larger nodes in gpuProducts or "
+                "affinity"
+            )
+            yield Problem(NODE_TOO_SMALL, f"spec.{name}.tensorParallelSize", text)
+
+
 def check_ports(service: Service) -> Iterator[Problem]:
     """The side channel does not sit on the HTTP port."""
     port = service.spec.connector.side_channel_port
@@ -218,6 +239,7 @@ CHECKS: tuple[Check, ...] = (
     check_version,
     check_ports,
     check_replicas,
+    check_nodes,
     check_drain,
     check_resources,
     check_args,
