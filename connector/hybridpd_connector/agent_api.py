@@ -30,8 +30,9 @@ Failure
 Threads
     Every method may be called from any thread; calls exclude each other. No method waits for a
     peer. The agent has no thread of its own: a peer's read of our memory can need our side to
-    make progress (first contact always does), which ``poll`` and ``take_notifications`` do.
-    ``progress.Pump`` calls the latter on the producer, whatever the engine is doing.
+    make progress (first contact always does), and so can our own messages before they leave.
+    ``poll`` and ``take_notifications`` make progress; ``progress.Pump`` calls the latter on both
+    sides, whatever the engine is doing.
 """
 
 import dataclasses

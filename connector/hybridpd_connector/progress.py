@@ -1,8 +1,9 @@
-"""A producer's progress: a thread that looks at the agent whatever the engine is doing.
+"""Progress of an agent: a thread that looks at it whatever the engine is doing.
 
-The first read of a pair, and every message, needs the producer's side to move. Its engine may be
-inside a step of 25 s. NIXL's own progress thread would do it, at the price of a whole core per
-rank; this one sleeps between looks. ``benchmarks/agent_progress.py`` measures both.
+The first read of a pair needs the producer's side to move, and its engine may be inside a step of
+25 s. A consumer's renewals leave only when its own side moves. NIXL's progress thread would do
+both, at the price of a whole core per rank and of slower reads; this one sleeps between looks.
+``benchmarks/agent_progress.py`` measures both.
 """
 
 import collections

@@ -1,0 +1,77 @@
+"""The NIXL agent keeps the agent contract, over DRAM, with two agents in one process.
+
+The same contract class runs on the in-memory agent in ``connector/tests``. What only another
+process can show, a producer that dies during a read, is below.
+"""
+
+import multiprocessing
+import os
+
+import pytest
+
+from hybridpd_connector.agent import NixlAgent
+from hybridpd_connector.agent_api import Agent, Memory, ReadState
+from hybridpd_connector.errors import AgentError, PeerLostError
+from hybridpd_testkit.agent_contract import AgentContract, Side
+
+_DEATH_STATUS = 9
+_MAX_POLLS = 5_000_000
+
+
+class TestNixlAgent(AgentContract):
+    def make_agent(self, name: str) -> Agent:
+        return NixlAgent(name)
+
+
+def _producer(metadata, die):
+    side = Side(NixlAgent("dying-producer"))
+    side.fill()
+    metadata.send((side.agent.metadata(), side.address))
+    while not die.is_set():
+        side.agent.take_notifications()
+    os._exit(_DEATH_STATUS)
+
+
+def test_a_killed_producer_fails_reads_and_is_reported_lost():
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    die = context.Event()
+    process = context.Process(target=_producer, args=(theirs, die))
+    process.start()
+    metadata, address = ours.recv()
+    side = Side(NixlAgent("surviving-consumer"))
+    peer = side.agent.add_peer(metadata)
+    here = side.agent.prepare(None, side.dense(), Memory.DRAM)
+    row = (address, *side.dense()[0][1:])
+    there = side.agent.prepare(peer, [row], Memory.DRAM)
+
+    def ended(read):
+        states = (side.agent.poll(read) for _ in range(_MAX_POLLS))
+        return next(state for state in states if state is not ReadState.PENDING)
+
+    warm = side.agent.post_read(here, [0], there, [1])
+    assert ended(warm) is ReadState.DONE
+    assert side.agent.release_read(warm)
+    die.set()
+    process.join()
+    assert process.exitcode == _DEATH_STATUS
+    try:
+        read = side.agent.post_read(here, [0], there, [1])
+    except PeerLostError:
+        read = None
+    if read is not None:
+        assert ended(read) is ReadState.FAILED
+        assert side.agent.release_read(read)
+    with pytest.raises(PeerLostError):
+        side.agent.post_read(here, [0], there, [1])
+    with pytest.raises(PeerLostError):
+        side.agent.send_notification(peer, b"hello")
+    side.agent.release_list(here)
+    side.agent.release_list(there)
+    side.agent.remove_peer(peer)
+    side.agent.close()
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(AgentError):
+        NixlAgent("no-such-backend", backends=["NOPE"])
