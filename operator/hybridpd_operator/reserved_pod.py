@@ -41,6 +41,7 @@ _POD_FIELDS: Mapping[str, str] = {
     "serviceAccount": "nothing: each role has an account of its own",
     "enableServiceLinks": "nothing: Services must not inject variables into the engine",
     "automountServiceAccountToken": "nothing: engines hold no token, the router needs one",
+    "hostNetwork": "nothing: two pods of one node would fight over the same ports",
     "restartPolicy": "nothing: pods of a role always restart",
 }
 _GRACE = "spec.{role}.drain.terminationGracePeriodSeconds"
