@@ -5,6 +5,7 @@ The same rule ``kubectl patch --type strategic`` follows, for the lists a pod te
 * mappings merge key by key; a ``null`` in the patch removes the key;
 * lists named in ``MERGE_KEYS`` merge item by item (``$patch: delete`` removes one), order of the
   base first, new items after it in the order of the patch;
+* a volume has one source and a variable one origin: naming another takes the old one away;
 * every other value, and every other list, is replaced.
 
 Laws, held by tests: an empty patch changes nothing; merging a patch twice is merging it once; what
@@ -31,6 +32,8 @@ MERGE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
     "tolerations": ("key", "operator", "value", "effect"),
 }
+#: Lists whose items are "one of": a patch that names another member replaces the old one.
+_ONE_OF: Final = frozenset({"volumes", "env"})
 _DIRECTIVE: Final = "$patch"
 
 
@@ -52,7 +55,7 @@ def _merge_value(field: str, base: Any, patch: Any) -> Any:
         under = base if isinstance(base, Mapping) else {}
         return merge(under, patch) if patch.get(_DIRECTIVE) != "replace" else merge({}, patch)
     if isinstance(patch, list) and field in MERGE_KEYS and _all_mappings(patch):
-        return _merge_list(MERGE_KEYS[field], base if isinstance(base, list) else [], patch)
+        return _merge_list(field, base if isinstance(base, list) else [], patch)
     return copy.deepcopy(patch)
 
 
@@ -61,8 +64,9 @@ def _all_mappings(items: Sequence[Any]) -> bool:
 
 
 def _merge_list(
-    keys: tuple[str, ...], base: Sequence[Mapping[str, Any]], patch: Sequence[Mapping[str, Any]]
+    field: str, base: Sequence[Mapping[str, Any]], patch: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
+    keys = MERGE_KEYS[field]
     items: dict[tuple[Any, ...], dict[str, Any]] = {
         _identity(keys, item): copy.deepcopy(dict(item)) for item in base
     }
@@ -73,7 +77,10 @@ def _merge_list(
         elif item.get(_DIRECTIVE) == "replace":
             items[identity] = merge({}, item)
         else:
-            items[identity] = merge(items.get(identity, {}), item)
+            under = items.get(identity, {})
+            if field in _ONE_OF and len(item) > len(keys):
+                under = {key: value for key, value in under.items() if key in item}
+            items[identity] = merge(under, item)
     return list(items.values())
 
 
