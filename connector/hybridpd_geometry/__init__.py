@@ -31,7 +31,8 @@ The way through: `facts_from_config` → `plan_engine` (sizes) and `layout_of` (
 `attention_layer`, `state_layer` and `state_sections`, and checks it with `check_layout`.
 
 A request is a `ReadRequest(tokens, source, destination, first_token=0)` of two `RequestBlocks`;
-`DescriptorTable.id_runs(request)` gives `IdRun(local_first, remote_first, units, unit_bytes)`.
+`DescriptorTable.id_runs(request)` gives `IdRun(local_first, remote_first, units, unit_bytes)`;
+`id_batches` gives the same per set of alike layers, to be expanded with one outer sum.
 
 Every formula's source in vLLM is named in the docstring of the module that uses it.
 """
@@ -44,13 +45,7 @@ from hybridpd_geometry.compatibility import (
     nearest_legal_tp,
     tp_problems,
 )
-from hybridpd_geometry.descriptors import (
-    DescriptorTable,
-    IdRun,
-    Location,
-    Row,
-    build_table,
-)
+from hybridpd_geometry.descriptors import DescriptorTable, IdBatch, IdRun, build_table
 from hybridpd_geometry.dtypes import AUTO, DTYPE_BYTES, canonical_dtype, element_bytes
 from hybridpd_geometry.engine import (
     WIRE_VERSION,
@@ -89,6 +84,7 @@ from hybridpd_geometry.read_plan import (
 )
 from hybridpd_geometry.sections import PlacedSection, Section, owned, place, units_per_rank
 from hybridpd_geometry.sharding import Run, Segment, intersect
+from hybridpd_geometry.side_table import Location, Row
 
 __all__ = [
     "ATTENTION",
@@ -103,6 +99,7 @@ __all__ = [
     "FAMILIES",
     "GeometryError",
     "Group",
+    "IdBatch",
     "IdRun",
     "LayerGeometry",
     "LayerPair",

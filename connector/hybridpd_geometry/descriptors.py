@@ -1,9 +1,8 @@
-"""Descriptor tables: every piece of memory a pair of ranks can move, in closed form.
+"""Descriptor tables: what a pair of ranks can move, and the ids of one request.
 
-A row is (address, length, stride, count): `count` descriptors of `length` bytes, `stride` apart.
-Rows stand behind each other; a descriptor's id is its position over all rows.  Both ranks of a pair
-have such a table, a request is two equally long lists of ids, and the i-th id of one side is
-read into the i-th of the other.  The tables do not grow with the number of blocks.
+Both ranks of a pair have equally meant rows over their memory (`side_table`); a request is two
+equally long lists of ids, and the i-th id of the source's rows is read into the i-th id of the
+destination's.  The tables do not grow with the number of blocks.
 
 First come the attention rows: per region and unit size, the region as a dense array of units
 (stride = length), so that NIXL itself joins consecutive ids into one descriptor.  There are up
@@ -12,32 +11,20 @@ to three unit sizes: `coarse` for whole overlaps of blocks (the page itself when
 Then the state rows: per region and run of the plan one row with one descriptor per block.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple
 
 from hybridpd_geometry.errors import GeometryError
-from hybridpd_geometry.placement import RankPlacement, check_placement
-from hybridpd_geometry.read_plan import LayerPair, PairPlan, ReadRequest
+from hybridpd_geometry.placement import RankPlacement
+from hybridpd_geometry.read_plan import BlockOverlap, LayerPair, PairPlan, ReadRequest
 from hybridpd_geometry.sharding import Run
+from hybridpd_geometry.side_table import Location, Row, SideTable
 from hybridpd_geometry.token_runs import TokenPairing
 
-MAX_IDS = (1 << 31) - 1
-"""Descriptor ids are int32 on the wire to NIXL."""
 MIDDLE_UNITS = 64
-
-
-@dataclass(frozen=True)
-class Row:
-    """`count` descriptors of `length` bytes from `address`, `stride` bytes apart."""
-
-    address: int
-    length: int
-    stride: int
-    count: int
-    device_id: int
+MAX_CACHED_TEMPLATES = 4096
 
 
 class IdRun(NamedTuple):
@@ -52,99 +39,27 @@ class IdRun(NamedTuple):
     unit_bytes: int
 
 
-class Location(NamedTuple):
-    """What an id names: `length` bytes at `offset` of the page of `block` in `region`."""
-
-    view: str
-    region: int
-    block: int
-    offset: int
-    length: int
-
-
 @dataclass(frozen=True)
-class _Place:
-    """A row and where it lies: region, offset of its first descriptor, blocks `stride` apart."""
+class IdBatch:
+    """Ids of one unit size for many layers at once.
 
-    view: str
-    region: int
-    offset: int
-    block_stride: int
-    row: Row
-    first: int
+    For every base and every run (local unit, remote unit, units) the ids
+    `local_base + local_unit + i` and `remote_base + remote_unit + i`, i < units.
+    """
 
-
-class SideTable:
-    """The rows of one side, and ids to locations and back (a bijection)."""
-
-    def __init__(self, placement: RankPlacement) -> None:
-        self.placement = check_placement(placement)
-        self.size = 0
-        self._places: list[_Place] = []
-        self._index: dict[tuple[int, int, int, str], int] = {}
+    unit_bytes: int
+    bases: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[int, int, int], ...]
 
     @property
-    def rows(self) -> tuple[Row, ...]:
-        """All rows, in id order."""
-        return tuple(place.row for place in self._places)
+    def descriptors(self) -> int:
+        """Descriptors after joining consecutive ids."""
+        return len(self.bases) * len(self.runs)
 
-    def dense(self, region: int, unit_bytes: int, content_bytes: int) -> int:
-        """First id of `region` as an array of `unit_bytes`; content = real bytes of a page."""
-        stride = self.placement.block_strides[region]
-        extent = (self.placement.num_blocks - 1) * stride + content_bytes
-        return self._add("attention", region, 0, unit_bytes, unit_bytes, extent // unit_bytes)
-
-    def per_block(self, region: int, offset: int, length: int) -> int:
-        """First id of the row with one descriptor per block: `length` bytes at `offset`."""
-        stride = self.placement.block_strides[region]
-        return self._add("state", region, offset, length, stride, self.placement.num_blocks)
-
-    def _add(
-        self, view: str, region: int, offset: int, length: int, stride: int, count: int
-    ) -> int:
-        key = (region, offset, length, view)
-        if key in self._index:
-            return self._places[self._index[key]].first
-        placement = self.placement
-        address = placement.region_bases[region] + offset
-        row = Row(address, length, stride, count, placement.device_id)
-        first = self.size
-        self._index[key] = len(self._places)
-        self._places.append(
-            _Place(view, region, offset, placement.block_strides[region], row, first)
-        )
-        self.size += count
-        if self.size > MAX_IDS:
-            raise GeometryError(
-                "descriptor ids",
-                f"at most {MAX_IDS}",
-                self.size,
-                "Use larger block sizes, or more alike ones on the two sides.",
-            )
-        return first
-
-    def locate(self, descriptor_id: int) -> Location:
-        """The bytes that `descriptor_id` names."""
-        if not 0 <= descriptor_id < self.size:
-            raise GeometryError("descriptor id", f"0..{self.size - 1}", descriptor_id)
-        at = bisect_right(self._places, descriptor_id, key=lambda place: place.first) - 1
-        place = self._places[at]
-        distance = place.offset + (descriptor_id - place.first) * place.row.stride
-        block, offset = divmod(distance, place.block_stride)
-        return Location(place.view, place.region, block, offset, place.row.length)
-
-    def identify(self, location: Location) -> int:
-        """The id that names `location`; GeometryError when no row has it."""
-        offset = location.offset if location.view == "state" else 0
-        at = self._index.get((location.region, offset, location.length, location.view))
-        if at is None:
-            raise GeometryError("location", "a row of this table", location)
-        place = self._places[at]
-        distance = location.block * place.block_stride + location.offset - place.offset
-        index, rest = divmod(distance, place.row.stride)
-        if rest or not 0 <= index < place.row.count:
-            raise GeometryError("location", "a descriptor of its row", location)
-        return place.first + index
+    @property
+    def bytes(self) -> int:
+        """Bytes moved."""
+        return len(self.bases) * self.unit_bytes * sum(run[2] for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -180,10 +95,10 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class _StateRows:
-    """A state layer and its rows: (local first id, remote first id, bytes)."""
+    """State layers that share block ids: the rows' first ids by bytes of a descriptor."""
 
     pair: LayerPair
-    rows: tuple[tuple[int, int, int], ...]
+    bases: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 
 
 class DescriptorTable:
@@ -196,7 +111,7 @@ class DescriptorTable:
         self.source_rank = source_rank
         self._local = SideTable(local)
         self._remote = SideTable(remote)
-        self._pieces: dict[tuple[int, Run], tuple[_Piece, ...]] = {}
+        self._templates: dict[tuple[int, int, int, int], tuple[_Piece, ...]] = {}
         self._batches = tuple(self._build_attention())
         self._states = tuple(self._build_states())
 
@@ -226,83 +141,76 @@ class DescriptorTable:
         """The remote id of a location."""
         return self._remote.identify(location)
 
-    def id_runs(self, request: ReadRequest) -> list[IdRun]:
-        """The ids of a request, joined as NIXL joins them: one IdRun = one descriptor moved."""
-        self.plan.check_request(request)
-        runs: list[IdRun] = []
-        for number, batch in enumerate(self._batches):
-            relative = self._relative_runs(number, batch, request)
-            for layer in range(len(batch.bases[0])):
-                for level, local_unit, remote_unit, units in relative:
-                    local_base, remote_base = batch.bases[level][layer]
-                    runs.append(
-                        IdRun(
-                            local_base + local_unit,
-                            remote_base + remote_unit,
-                            units,
-                            batch.levels[level].unit_bytes,
-                        )
-                    )
-        for state in self._states:
-            local_block = self._block(
-                request.destination.groups[state.pair.destination.group][-1], self._local
-            )
-            remote_block = self._block(
-                request.source.groups[state.pair.source.group][-1], self._remote
-            )
-            runs.extend(
-                IdRun(local_first + local_block, remote_first + remote_block, 1, length)
-                for local_first, remote_first, length in state.rows
-            )
-        return runs
+    def id_batches(self, request: ReadRequest) -> list[IdBatch]:
+        """The ids of a request, per unit size and set of alike layers: attention, then states.
 
-    def _relative_runs(self, number: int, batch: _Batch, request: ReadRequest) -> list[_Piece]:
-        """Ids of one batch relative to a region's first id, the same for all its layers."""
+        GeometryError when the request's blocks do not exist or do not cover its tokens.
+        """
+        self.plan.check_request(request)
+        found: list[IdBatch] = []
+        for number, batch in enumerate(self._batches):
+            per_level = self._unit_runs(number, batch, request)
+            for level, bases, runs in zip(batch.levels, batch.bases, per_level, strict=True):
+                if runs:
+                    found.append(IdBatch(level.unit_bytes, bases, tuple(runs)))
+        for state in self._states:
+            pair = state.pair
+            block_run = (
+                self._local.block(request.destination.groups[pair.destination.group][-1]),
+                self._remote.block(request.source.groups[pair.source.group][-1]),
+                1,
+            )
+            found.extend(IdBatch(length, bases, (block_run,)) for length, bases in state.bases)
+        return found
+
+    def id_runs(self, request: ReadRequest) -> list[IdRun]:
+        """`id_batches` one run at a time, in the same order."""
+        return [
+            IdRun(local_base + local_unit, remote_base + remote_unit, units, batch.unit_bytes)
+            for batch in self.id_batches(request)
+            for local_base, remote_base in batch.bases
+            for local_unit, remote_unit, units in batch.runs
+        ]
+
+    def _unit_runs(
+        self, number: int, batch: _Batch, request: ReadRequest
+    ) -> list[list[tuple[int, int, int]]]:
+        """Per level the runs relative to a region's first id; the same for all layers."""
         local_ids = request.destination.groups[batch.pair.destination.group]
         remote_ids = request.source.groups[batch.pair.source.group]
-        found: list[_Piece] = []
+        levels = batch.levels
+        found: list[list[tuple[int, int, int]]] = [[] for _ in levels]
         for overlap in self.plan.overlaps(request.tokens, request.first_token):
-            local_block = self._block(local_ids[overlap.destination_index], self._local)
-            remote_block = self._block(remote_ids[overlap.source_index], self._remote)
+            local_block = self._local.block(local_ids[overlap.destination_index])
+            remote_block = self._remote.block(remote_ids[overlap.source_index])
+            for level, local_at, remote_at, units in self._pieces(number, batch, overlap):
+                local_unit = local_at + local_block * levels[level].local_step
+                remote_unit = remote_at + remote_block * levels[level].remote_step
+                runs = found[level]
+                if runs:
+                    last_local, last_remote, last_units = runs[-1]
+                    if (
+                        last_local + last_units == local_unit
+                        and last_remote + last_units == remote_unit
+                    ):
+                        runs[-1] = (last_local, last_remote, last_units + units)
+                        continue
+                runs.append((local_unit, remote_unit, units))
+        return found
+
+    def _pieces(self, number: int, batch: _Batch, overlap: BlockOverlap) -> tuple[_Piece, ...]:
+        """The runs of one overlap of blocks in units of the levels, relative to the blocks."""
+        key = (number, overlap.source_token, overlap.destination_token, overlap.tokens)
+        found = self._templates.get(key)
+        if found is None:
+            if len(self._templates) >= MAX_CACHED_TEMPLATES:
+                self._templates.clear()
             runs = batch.pairing.runs(
                 overlap.source_token, overlap.destination_token, overlap.tokens
             )
-            for run in runs:
-                for piece in self._split(number, batch, run):
-                    level = batch.levels[piece.level]
-                    local_unit = piece.local_unit + local_block * level.local_step
-                    remote_unit = piece.remote_unit + remote_block * level.remote_step
-                    last = found[-1] if found else None
-                    if (
-                        last is not None
-                        and last.level == piece.level
-                        and last.local_unit + last.units == local_unit
-                        and last.remote_unit + last.units == remote_unit
-                    ):
-                        found[-1] = last._replace(units=last.units + piece.units)
-                    else:
-                        found.append(_Piece(piece.level, local_unit, remote_unit, piece.units))
+            pieces = [piece for run in runs for piece in _split_run(run, batch.levels, 0)]
+            found = self._templates[key] = tuple(pieces)
         return found
-
-    def _split(self, number: int, batch: _Batch, run: Run) -> tuple[_Piece, ...]:
-        key = (number, run)
-        found = self._pieces.get(key)
-        if found is None:
-            if len(self._pieces) > MIDDLE_UNITS * 1024:
-                self._pieces.clear()
-            found = self._pieces[key] = tuple(_split_run(run, batch.levels, 0))
-        return found
-
-    @staticmethod
-    def _block(block: int, side: SideTable) -> int:
-        if not 0 <= block < side.placement.num_blocks:
-            raise GeometryError(
-                "block id",
-                f"0..{side.placement.num_blocks - 1}",
-                block,
-                f"Rank {side.placement.rank} has no such block.",
-            )
-        return block
 
     def _build_attention(self) -> Iterator[_Batch]:
         grouped: dict[tuple[int, ...], list[LayerPair]] = {}
@@ -332,19 +240,18 @@ class DescriptorTable:
         )
 
     def _build_states(self) -> Iterator[_StateRows]:
+        grouped: dict[tuple[int, int], list[LayerPair]] = {}
         for pair in self.plan.state_pairs:
-            local_region, remote_region = self._regions(pair)
-            yield _StateRows(
-                pair,
-                tuple(
-                    (
-                        self._local.per_block(local_region, run.destination_offset, run.length),
-                        self._remote.per_block(remote_region, run.source_offset, run.length),
-                        run.length,
-                    )
-                    for run in self.plan.state_runs(self.source_rank, pair)
-                ),
-            )
+            grouped.setdefault((pair.source.group, pair.destination.group), []).append(pair)
+        for pairs in grouped.values():
+            bases: dict[int, list[tuple[int, int]]] = {}
+            for pair in pairs:
+                local_region, remote_region = self._regions(pair)
+                for run in self.plan.state_runs(self.source_rank, pair):
+                    local = self._local.per_block(local_region, run.destination_offset, run.length)
+                    remote = self._remote.per_block(remote_region, run.source_offset, run.length)
+                    bases.setdefault(run.length, []).append((local, remote))
+            yield _StateRows(pairs[0], tuple((size, tuple(ids)) for size, ids in bases.items()))
 
     def _strides(self, pair: LayerPair) -> tuple[int, int]:
         local_region, remote_region = self._regions(pair)

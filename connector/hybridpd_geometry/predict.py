@@ -73,7 +73,7 @@ def _descriptors(plan: PairPlan, tokens: int, first_token: int) -> int:
     count = 0
     for rank in plan.sources:
         table = build_table(plan, rank, local, _virtual(plan.source, rank, tokens))
-        count += len(table.id_runs(request))
+        count += sum(batch.descriptors for batch in table.id_batches(request))
     return count
 
 

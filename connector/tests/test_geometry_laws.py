@@ -1,0 +1,213 @@
+"""The laws of a read plan, on real bytes: random models, TP pairs, block sizes, packings, prompts.
+
+Every source rank's pages are cut out of one global state; the plan's descriptor ids are turned into
+addresses and copied; every destination rank must then hold exactly what a single engine of the
+destination's TP would hold, and nothing else may have changed.
+"""
+
+import numpy as np
+from geometry_cases import Pair, block_count, pairs, request_blocks
+from geometry_reference import GlobalState, RankMemory, address_of, make_state
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hybridpd_geometry import (
+    CacheLayout,
+    DescriptorTable,
+    ReadRequest,
+    RequestBlocks,
+    build_table,
+    local_zero_runs,
+    plan_pair,
+    predict,
+)
+
+SETTINGS = settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+FEW = settings(SETTINGS, max_examples=40)
+
+
+def memories(layout: CacheLayout, tokens: int, base: int) -> list[RankMemory]:
+    blocks = block_count(layout, tokens)
+    return [
+        RankMemory(layout, rank, blocks, base * (rank + 1) + 64, seed=base % 97 + rank)
+        for rank in range(layout.tp_size)
+    ]
+
+
+def read_all(
+    source: list[RankMemory], destination: RankMemory, request: ReadRequest
+) -> tuple[int, int]:
+    """Run the whole plan of one destination rank; returns (bytes, descriptors) moved."""
+    plan = plan_pair(source[0].layout, destination.layout, destination.placement.rank)
+    moved = descriptors = 0
+    for rank in plan.sources:
+        table = build_table(plan, rank, destination.placement, source[rank].placement)
+        local_rows, remote_rows = table.local_rows, table.remote_rows
+        for run in table.id_runs(request):
+            descriptors += 1
+            for step in range(run.units):
+                to, length = address_of(local_rows, run.local_first + step)
+                origin, remote_length = address_of(remote_rows, run.remote_first + step)
+                assert length == remote_length == run.unit_bytes
+                into = destination.span(to, length)
+                destination.bytes[into] = source[rank].bytes[source[rank].span(origin, length)]
+                destination.writes[into] += 1
+                moved += length
+    return moved, descriptors
+
+
+def zero_tails(destination: RankMemory, request: ReadRequest) -> None:
+    plan = plan_pair(destination.layout, destination.layout, destination.placement.rank)
+    layout = destination.layout
+    for run in local_zero_runs(plan, request.tokens, request.destination):
+        at = destination.page_at(layout.by_name[run.layer], run.block) + run.offset
+        destination.bytes[at : at + run.length] = 0
+        destination.writes[at : at + run.length] += 1
+
+
+def check_pages(
+    memory: RankMemory, before: np.ndarray, made: GlobalState, blocks: RequestBlocks
+) -> None:
+    """Claimed pages hold the single engine's content; every other byte is untouched."""
+    expected = before.copy()
+    written = np.zeros(len(before), dtype=np.int32)
+    for layer in memory.layout.layers:
+        for index, block in enumerate(blocks.groups[layer.group]):
+            page = memory.expected_page(made, layer, index)
+            at = memory.page_at(layer, block)
+            expected[at : at + len(page)] = page
+            written[at : at + len(page)] += 1
+    assert np.array_equal(memory.bytes, expected)
+    # Each byte of content is read or zeroed exactly once, each other byte never.
+    assert np.array_equal(memory.writes, written)
+
+
+@SETTINGS
+@given(pair=pairs(), data=st.data())
+def test_destination_pages_equal_a_single_engines(pair: Pair, data: st.DataObject) -> None:
+    made = make_state(pair.source, pair.tokens, seed=pair.tokens)
+    source = memories(pair.source, pair.tokens, 1 << 32)
+    source_blocks = request_blocks(data, pair.source, pair.tokens)
+    destination_blocks = request_blocks(data, pair.destination, pair.tokens)
+    for memory in source:
+        memory.write_request(made, source_blocks)
+    request = ReadRequest(pair.tokens, source_blocks, destination_blocks)
+    for memory in memories(pair.destination, pair.tokens, 1 << 40):
+        before = memory.bytes.copy()
+        moved, descriptors = read_all(source, memory, request)
+        zero_tails(memory, request)
+        check_pages(memory, before, made, destination_blocks)
+        forecast = predict(
+            plan_pair(pair.source, pair.destination, memory.placement.rank), pair.tokens
+        )
+        assert moved == forecast.bytes == sum(forecast.by_section.values())
+        assert descriptors <= forecast.descriptors
+
+
+@FEW
+@given(pair=pairs(), data=st.data())
+def test_there_and_back_is_the_identity(pair: Pair, data: st.DataObject) -> None:
+    made = make_state(pair.source, pair.tokens, seed=1)
+    blocks = request_blocks(data, pair.source, pair.tokens)
+    middle_blocks = request_blocks(data, pair.destination, pair.tokens)
+    start = memories(pair.source, pair.tokens, 1 << 32)
+    middle = memories(pair.destination, pair.tokens, 1 << 40)
+    end = memories(pair.source, pair.tokens, 1 << 44)
+    for memory in start:
+        memory.write_request(made, blocks)
+    there = ReadRequest(pair.tokens, blocks, middle_blocks)
+    for memory in middle:
+        read_all(start, memory, there)
+        zero_tails(memory, there)
+    back = ReadRequest(pair.tokens, middle_blocks, blocks)
+    for memory in end:
+        before = memory.bytes.copy()
+        read_all(middle, memory, back)
+        zero_tails(memory, back)
+        check_pages(memory, before, made, blocks)
+
+
+@FEW
+@given(pair=pairs(), data=st.data())
+def test_ids_are_a_bijection(pair: Pair, data: st.DataObject) -> None:
+    plan = plan_pair(pair.source, pair.destination, pair.destination.tp_size - 1)
+    rank = data.draw(st.sampled_from(plan.sources))
+    local = memories(pair.destination, pair.tokens, 1 << 40)[plan.destination_rank]
+    remote = memories(pair.source, pair.tokens, 1 << 32)[rank]
+    table = build_table(plan, rank, local.placement, remote.placement)
+    for side, memory in (("local", local), ("remote", remote)):
+        size = sum(row.count for row in getattr(table, f"{side}_rows"))
+        ids = {0, size - 1, *data.draw(st.lists(st.integers(0, size - 1), max_size=40))}
+        for descriptor_id in ids:
+            check_id(table, side, memory, descriptor_id)
+
+
+def check_id(table: DescriptorTable, side: str, memory: RankMemory, descriptor_id: int) -> None:
+    location = getattr(table, f"locate_{side}")(descriptor_id)
+    assert getattr(table, f"{side}_id")(location) == descriptor_id
+    placement = memory.placement
+    address, length = address_of(getattr(table, f"{side}_rows"), descriptor_id)
+    assert length == location.length
+    assert address == (
+        placement.region_bases[location.region]
+        + location.block * placement.block_strides[location.region]
+        + location.offset
+    )
+    assert 0 <= location.block < placement.num_blocks
+    assert location.offset + location.length <= memory.layout.page_bytes
+
+
+@FEW
+@given(pair=pairs())
+def test_no_run_leaves_its_page_or_touches_another(pair: Pair) -> None:
+    tokens = pair.tokens
+    blocks = {
+        side: RequestBlocks(
+            tuple(tuple(range(-(-tokens // layout.block_tokens))) for _ in layout.group_kinds)
+        )
+        for side, layout in (("source", pair.source), ("destination", pair.destination))
+    }
+    request = ReadRequest(tokens, blocks["source"], blocks["destination"])
+    for rank in range(pair.destination.tp_size):
+        plan = plan_pair(pair.source, pair.destination, rank)
+        seen: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        total = 0
+        for source_rank in plan.sources:
+            for read in plan.request_runs(source_rank, request):
+                source_layer = pair.source.by_name[read.layer]
+                assert read.length > 0
+                assert read.source_offset >= 0
+                assert read.source_offset + read.length <= pair.source.content_bytes(source_layer)
+                place = (read.layer, read.destination_block)
+                seen.setdefault(place, []).append((read.destination_offset, read.length))
+                total += read.length
+        for (layer, _), runs in seen.items():
+            end = 0
+            for offset, length in sorted(runs):
+                assert offset >= end
+                end = offset + length
+            assert end <= pair.destination.content_bytes(pair.destination.by_name[layer])
+        assert total == predict(plan, tokens).bytes
+
+
+@FEW
+@given(pair=pairs(), data=st.data())
+def test_a_local_prefix_is_not_read_again(pair: Pair, data: st.DataObject) -> None:
+    blocks = -(-pair.tokens // pair.destination.block_tokens)
+    skip = pair.destination.block_tokens * data.draw(st.integers(0, blocks - 1))
+    plan = plan_pair(pair.source, pair.destination, 0)
+    whole, rest = predict(plan, pair.tokens), predict(plan, pair.tokens, skip)
+    layer = plan.attention_pairs[0].destination
+    per_token = pair.destination.content_bytes(layer) // pair.destination.block_tokens
+    assert whole.bytes - rest.bytes == skip * per_token * len(plan.attention_pairs)
+
+
+@FEW
+@given(pair=pairs())
+def test_layouts_survive_the_wire(pair: Pair) -> None:
+    for layout in (pair.source, pair.destination):
+        assert CacheLayout.from_dict(layout.to_dict()) == layout
