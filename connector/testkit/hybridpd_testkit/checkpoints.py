@@ -28,16 +28,16 @@ from hybridpd_testkit.checkpoint_families import (
 from hybridpd_testkit.tokenizer import SPECIAL_TOKENS, tokenizer_documents
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
-DEFAULT_SEED = 1
 
 
-def write_checkpoint(family_name: str, directory: Path, seed: int = DEFAULT_SEED) -> Path:
+def write_checkpoint(family_name: str, directory: Path, seed: int | None = None) -> Path:
     """Write config, weights (float32, safetensors) and tokenizer; returns ``directory``.
 
-    Files are readable by everybody, since a pod may run as another user. config.json is written
-    last: a directory that has one is whole.
+    ``seed`` None is the family's own. Files are readable by everybody, since a pod may run as
+    another user. config.json is written last: a directory that has one is whole.
     """
     family = FAMILIES[family_name]
+    seed = family.seed if seed is None else seed
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {weight.name: _values(weight, family, seed) for weight in weights_of(family)}
     _write(directory / "model.safetensors", save(tensors, metadata={"format": "pt"}))
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--family", required=True, choices=sorted(FAMILIES))
     parser.add_argument("--out", required=True, type=Path, help="directory, made when missing")
-    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, help="default: the family's own, chosen for its output")
     options = parser.parse_args(arguments)
     print(write_checkpoint(options.family, options.out, options.seed))
 

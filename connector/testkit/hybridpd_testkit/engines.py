@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ from hybridpd_testkit.metrics import Metrics, parse_metrics
 from hybridpd_testkit.processes import (
     HttpError,
     die_with_parent,
-    end_session,
+    end_sessions,
     free_port,
     http_get,
     http_post,
     log_tail,
+    session_members,
 )
 
 CONNECTOR_ROOT = Path(__file__).resolve().parents[2]
@@ -165,7 +166,7 @@ class Engine:
                 stdin=subprocess.DEVNULL,
                 env=engine_environment(self.spec, free_port()),
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
             )
         self._started = time.monotonic()
 
@@ -189,10 +190,9 @@ class Engine:
 
     def check_alive(self) -> None:
         """Raise ``EngineFailedError`` with the end of the log when the process is gone."""
-        if self._process is None:
-            raise EngineFailedError(f"engine {self.describe()} was never started")
-        if self._process.poll() is not None:
-            raise self._failed(f"ended with exit code {self._process.returncode}")
+        process = self._running()
+        if process.poll() is not None:
+            raise self._failed(f"ended with exit code {process.returncode}")
 
     def _failed(self, what: str) -> EngineFailedError:
         tail = log_tail(self.log_path)
@@ -227,10 +227,20 @@ class Engine:
         results: list[Any] = answer["results"]
         return results
 
-    def stop(self) -> None:
-        """End the server and everything it started."""
-        if self._process is not None:
-            end_session(self._process)
+    def send_signal(self, signal_number: int) -> None:
+        """Send a signal to every process of the engine (freeze with SIGSTOP, thaw with SIGCONT)."""
+        for pid in session_members(self._running().pid):
+            os.kill(pid, signal_number)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise EngineFailedError(f"engine {self.describe()} was never started")
+        return self._process
+
+
+def stop_all(engines: Iterable[Engine]) -> None:
+    """End engines and everything they started, together."""
+    end_sessions([e._process for e in engines if e._process is not None])
 
 
 @contextlib.contextmanager
@@ -244,5 +254,4 @@ def running(specs: Sequence[EngineSpec], log_directory: Path) -> Iterator[tuple[
             engine.wait_ready()
         yield engines
     finally:
-        for engine in engines:
-            engine.stop()
+        stop_all(engines)

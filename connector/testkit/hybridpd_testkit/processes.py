@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 # Below the range from which the kernel takes ports for outgoing connections, so that a port
 # found free here is not handed to somebody else before the server binds it.
 _PORT_RANGE = range(20000, 30000)
+_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception|Failure):")
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here, since a forked child must not load anything
 
 
 class HttpError(RuntimeError):
@@ -45,7 +49,7 @@ def free_port() -> int:
 
 def die_with_parent() -> None:
     """Run in the child: ask the kernel to end it when the starting thread goes away."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def session_members(session_id: int) -> Iterator[int]:
@@ -62,32 +66,39 @@ def session_members(session_id: int) -> Iterator[int]:
             yield int(entry.name)
 
 
-def end_session(process: subprocess.Popen[bytes], grace_seconds: float = 15.0) -> None:
-    """End a process started in its own session, and every descendant that stayed in it."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
+def end_sessions(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = 15.0) -> None:
+    """End processes that lead their own sessions, together, and all that stayed in the sessions."""
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + grace_seconds
+    for process in processes:
         try:
-            process.wait(grace_seconds)
+            process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    deadline = time.monotonic() + 5.0
-    while (members := list(session_members(process.pid))) and time.monotonic() < deadline:
+    for process in processes:
+        _kill_members(process.pid)
+
+
+def _kill_members(session_id: int, timeout_seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while (members := list(session_members(session_id))) and time.monotonic() < deadline:
         for pid in members:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         time.sleep(0.05)
 
 
-def log_tail(path: Path, lines: int = 40) -> str:
-    """The last lines of a log, for an error message."""
+def log_tail(path: Path, lines: int = 25) -> str:
+    """What a log says about a failure: the lines that name an error, and the last lines."""
     try:
-        text = path.read_text(errors="replace")
+        text = [line[:300] for line in path.read_text(errors="replace").splitlines()]
     except OSError as error:
         return f"(no log: {error})"
-    return "\n".join(line[:300] for line in text.splitlines()[-lines:])
+    errors = [line for line in text[:-lines] if _ERROR.search(line)]
+    return "\n".join([*errors[:lines], *(["…"] if errors else []), *text[-lines:]])
 
 
 def http_get(url: str, timeout_seconds: float = 10.0) -> str:

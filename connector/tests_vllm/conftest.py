@@ -1,0 +1,99 @@
+"""Real engines, shared by all tests of this folder and never more than a few at a time."""
+
+from collections import OrderedDict
+
+import pytest
+
+from hybridpd_testkit.checkpoints import write_checkpoint
+from hybridpd_testkit.engines import (
+    PROBE,
+    SHIPPED,
+    Engine,
+    EngineFailedError,
+    EngineSpec,
+    stop_all,
+)
+from hybridpd_testkit.pd_client import Pair
+from hybridpd_testkit.probe_orders import ProbeOrders
+
+MAX_ALIVE = 4
+LEASE_SECONDS = 6
+
+
+class EnginePool:
+    """Engines by name. Asking for several starts the missing ones together; the least recently
+    used make room."""
+
+    def __init__(self, directory):
+        self._directory = directory
+        self._alive: OrderedDict[str, Engine] = OrderedDict()
+
+    def checkpoint(self, family):
+        path = self._directory / "checkpoints" / family
+        return path if (path / "config.json").exists() else write_checkpoint(family, path)
+
+    def orders(self, engine):
+        """The control directory of an engine that runs the probe connector."""
+        return ProbeOrders(self._directory / "orders" / engine.spec.name)
+
+    def spec(self, family, kind):
+        """p1 prefill TP1, d1 decode TP1, e2 both roles TP2, r1 decode TP1 that recomputes."""
+        name = f"{family}-{kind}"
+        settings = {
+            "p1": {"role": "kv_producer", "connector": PROBE},
+            "d1": {"role": "kv_consumer", "connector": SHIPPED},
+            "e2": {"role": "kv_both", "connector": PROBE, "tp_size": 2},
+            "r1": {
+                "role": "kv_consumer",
+                "connector": SHIPPED,
+                "failure_policy": "recompute",
+                "arguments": ("--max-num-seqs", "1"),
+            },
+        }[kind]
+        return EngineSpec(
+            name,
+            self.checkpoint(family),
+            extra_config={"lease_seconds": LEASE_SECONDS},
+            environment=ProbeOrders(self._directory / "orders" / name).environment(),
+            **settings,
+        )
+
+    def engines(self, family, *kinds):
+        specs = [self.spec(family, kind) for kind in kinds]
+        missing = [spec for spec in specs if spec.name not in self._alive]
+        self._make_room(len(missing), {spec.name for spec in specs})
+        for spec in missing:
+            self._alive[spec.name] = Engine(spec, self._directory / "logs")
+            self._alive[spec.name].start()
+        for spec in specs:
+            engine = self._alive[spec.name]
+            try:
+                engine.wait_ready() if spec in missing else engine.check_alive()
+            except EngineFailedError:
+                stop_all([self._alive.pop(spec.name)])
+                raise
+            self._alive.move_to_end(spec.name)
+        return tuple(self._alive[spec.name] for spec in specs)
+
+    def _make_room(self, wanted, keep):
+        idle = [name for name in self._alive if name not in keep]
+        too_many = max(0, len(self._alive) + wanted - MAX_ALIVE)
+        stop_all([self._alive.pop(name) for name in idle[:too_many]])
+
+    def stop(self):
+        stop_all(self._alive.values())
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory):
+    pool = EnginePool(tmp_path_factory.mktemp("engines"))
+    try:
+        yield pool
+    finally:
+        pool.stop()
+
+
+@pytest.fixture
+def nemotron(pool):
+    """P and D of the two-group hybrid, TP 1 each, on the shipped failure policy."""
+    return Pair(*pool.engines("nemotron-h", "p1", "d1"))
