@@ -20,12 +20,19 @@ _NEGATIVE_NUMBER = re.compile(r"^-[0-9.]")
 class Owned:
     """A flag (without dashes) or variable that we render, and what to use instead.
 
-    `instead` may contain `{role}`: `prefill`, `decode`, or both for `engine.extraArgs`.
+    `instead` is a typed field, or "nothing: " and the reason. It may contain `{role}`: `prefill`,
+    `decode`, or both for `engine.extraArgs`.
     """
 
     name: str
     instead: str
     short: str | None = None
+
+
+def advice(instead: str) -> str:
+    """How a message about something that the operator sets goes on after its name."""
+    reason = instead.removeprefix("nothing: ")
+    return f"; use {instead}" if reason == instead else f": {reason}; remove it"
 
 
 _ONE_ENGINE = "nothing: a pod is one engine whose ranks are spec.{role}.tensorParallelSize"
@@ -187,12 +194,13 @@ def flag_problems(
     except FlagError as error:
         return (Problem(RESERVED_FLAG, error.problem.path, _not_a_flag(error)),)
     found: list[Problem] = []
+    abbreviated = (*owned, *GEOMETRY_FLAGS) if owned is OWNED_FLAGS else owned
     for flag in flags:
         match = _owner(flag, owned)
         if match is not None:
-            text = f"the operator sets --{match.name}; use {match.instead.format(role=role)}"
+            text = f"the operator sets --{match.name}{advice(match.instead.format(role=role))}"
             found.append(Problem(RESERVED_FLAG, flag.path, text))
-        elif (whole := _abbreviated(flag, (*owned, *GEOMETRY_FLAGS))) is not None:
+        elif (whole := _abbreviated(flag, abbreviated)) is not None:
             text = f"--{flag.name} could be read as --{whole.name}; write every flag in full"
             found.append(Problem(RESERVED_FLAG, flag.path, text))
     return tuple(found)
@@ -230,7 +238,7 @@ def env_problems(env: Iterable[EnvVar], path: str) -> tuple[Problem, ...]:
     for i, variable in enumerate(env):
         where = f"{path}[{i}].name"
         if variable.name in by_name:
-            text = f"the operator sets {variable.name}; use {by_name[variable.name].instead}"
+            text = f"the operator sets {variable.name}{advice(by_name[variable.name].instead)}"
             found.append(Problem(RESERVED_ENV, where, text))
         elif variable.name in _ALLOCATOR_ENV and _expands(variable.value or ""):
             text = (

@@ -22,7 +22,7 @@ from hybridpd_operator.names import (
     ROUTER_CONTAINER,
 )
 from hybridpd_operator.problems import INVALID_FIELD, RESERVED_POD_FIELD, Problem
-from hybridpd_operator.reserved_args import env_problems
+from hybridpd_operator.reserved_args import advice, env_problems
 from hybridpd_operator.spec_fields import Items, Nested
 from hybridpd_operator.spec_roles import EnvVar
 
@@ -161,7 +161,7 @@ def _unknown_keys(value: Mapping[str, Any], path: str, known: tuple[str, ...]) -
 
 
 def _reserved(path: str, instead: str) -> Problem:
-    return Problem(RESERVED_POD_FIELD, path, f"the operator sets this; use {instead}")
+    return Problem(RESERVED_POD_FIELD, path, f"the operator sets this{advice(instead)}")
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
