@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from hybridpd_cluster import lifecycle
+from hybridpd_cluster import images, lifecycle
 from hybridpd_cluster.errors import ClusterError
 from tooling.binaries import BinariesError
 
@@ -14,8 +14,8 @@ def _arguments() -> argparse.ArgumentParser:
     commands.add_parser("up", help="bring the cluster up; prints the export lines for a shell")
     commands.add_parser("down", help="end the cluster and remove its traces")
     commands.add_parser("status", help="0 usable, 1 down, 2 in between")
-    images = commands.add_parser("images", help="build the images and give them to the cluster")
-    images.add_argument("--build-only", action="store_true", help="build without a running cluster")
+    build = commands.add_parser("images", help="build the images and give them to the cluster")
+    build.add_argument("--build-only", action="store_true", help="build without a running cluster")
     inside = commands.add_parser("exec", help="run a command inside the node")
     inside.add_argument("words", nargs=argparse.REMAINDER)
     return parser
@@ -34,8 +34,6 @@ def main() -> int:
             case "status":
                 return lifecycle.status()
             case "images":
-                from hybridpd_cluster import images
-
                 images.ensure(give_to_cluster=not arguments.build_only)
             case "exec":
                 return lifecycle.shell(arguments.words)

@@ -27,9 +27,7 @@ def _hierarchies() -> list[Path]:
     """Roots of all hierarchies; under v1 several names may be links to one."""
     if _is_v2():
         return [_MOUNT]
-    return sorted(
-        {path.resolve() for path in _MOUNT.iterdir() if (path / "cgroup.procs").exists()}
-    )
+    return sorted({path.resolve() for path in _MOUNT.iterdir() if (path / "cgroup.procs").exists()})
 
 
 def _tracking_root() -> Path:
