@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from hybridpd_cluster import settings
 from kubectl import Kubectl
 from tooling.binaries import program
 
@@ -34,6 +35,14 @@ def local_values() -> list[str]:
         flags.append(f"--set={key}.repository=localhost/hybridpd-{name}")
         flags.append(f"--set={key}.tag={LOCAL_TAG}")
     return flags
+
+
+def build_flag() -> list[str]:
+    """Marks the operator's pod with the build of its image: the tag stays when the code changes."""
+    record = settings.state_folder() / "images" / "operator"
+    if os.environ.get("HYBRIDPD_E2E_VALUES") or not record.exists():
+        return []
+    return [f"--set-string=operator.podAnnotations.build={record.read_text().strip()}"]
 
 
 def helm(kubeconfig: Path | None, *arguments: str, seconds: float = 60) -> str:
@@ -67,6 +76,7 @@ def install(kubectl: Kubectl, *flags: str) -> str:
         f"--namespace={NAMESPACE}",
         "--set=operator.verifySeconds=5",
         *local_values(),
+        *build_flag(),
         "--wait",
         f"--timeout={INSTALL_SECONDS}s",
         *flags,
