@@ -1,0 +1,375 @@
+"""The class that vLLM loads: translates between vLLM's objects and the two halves.
+
+    --kv-transfer-config '{"kv_connector": "HybridNixlConnector",
+        "kv_connector_module_path": "hybridpd_connector.connector", "kv_role": "kv_producer"}'
+
+vLLM builds one instance in the scheduler's process and one per rank; each holds one half. The
+module is imported in the API server too, hence everything heavy is imported when a half is built.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from hybridpd_connector import __version__
+from hybridpd_connector.handshake import RankHello
+from hybridpd_connector.metadata import RequestFacts, StepOrders
+from hybridpd_connector.vllm_compat import EngineSettings, check_engine
+
+if TYPE_CHECKING:
+    from hybridpd_connector.scheduler_side import SchedulerHalf
+    from hybridpd_connector.worker_side import WorkerHalf
+
+CLASS_NAME = "HybridNixlConnector"
+COMPLETED = ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED")
+DEFAULT_LEASE_SECONDS = 30
+DEFAULT_POLL_INTERVAL_SECONDS = 0.002
+DEFAULT_HANDSHAKE_TIMEOUT_SECONDS = 30.0
+RENEW_INTERVAL_SECONDS = 0.25
+
+
+class HandshakeMetadata(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """One rank's part of the hello; travels from the worker to the scheduler's process."""
+
+    def __init__(self, hello: RankHello, layout: dict[str, object]) -> None:
+        self.hello = hello
+        self.layout = layout
+
+
+class ConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """The scheduler half's orders of one step."""
+
+    def __init__(self, orders: StepOrders) -> None:
+        self.orders = orders
+
+
+class FailureReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """Why loads failed, request id -> reason; the first rank that failed names it."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        self.reasons = reasons
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "FailureReport":
+        if isinstance(other, FailureReport):
+            return FailureReport({**other.reasons, **self.reasons})
+        return self
+
+
+class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Hands hybrid models' caches from prefill to decode engines over NIXL. See the module."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._settings = check_engine(vllm_config, kv_cache_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerHalf | None = None
+        self._reasons: dict[str, str] = {}
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(vllm_config, kv_cache_config, self._settings)
+
+    # --- what vLLM asks the class -------------------------------------------------------------
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        """A load brings the whole recurrent state, so attention may be cached further here."""
+        return True
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Heads outside tokens: a head of a block is contiguous, so a rank reads only its own."""
+        return "HND"
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Registered memory must stay mapped."""
+        return False
+
+    # --- scheduler ----------------------------------------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        if self._half.on_new_request(facts_of(request)):
+            drop_last_token(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        tokens = self._half.external_tokens(request.request_id, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        return self._side.group_ids
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        ids: Sequence[Sequence[int]] = ()
+        if num_external_tokens > 0:
+            ids = self._side.select(blocks.get_block_ids())
+        self._half.on_allocated(request.request_id, ids, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return ConnectorMetadata(self._half.build_orders())
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        report = getattr(connector_output, "kv_connector_worker_meta", None)
+        reasons = report.reasons if isinstance(report, FailureReport) else {}
+        failed = connector_output.failed_recving or set()
+        self._half.on_results(
+            connector_output.finished_sending or (),
+            connector_output.finished_recving or (),
+            {request_id: reasons.get(request_id, "unknown") for request_id in failed},
+        )
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        completed = request.status.name in COMPLETED
+        return self._half.on_finished(
+            request.request_id,
+            request.num_computed_tokens if completed else None,
+            self._side.select(block_ids),
+        )
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        self._side.publish({tp_rank: item for (_, tp_rank), item in metadata.items()})
+
+    # --- worker -------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._worker = build_worker(
+            self._vllm_config, self._kv_cache_config, kv_caches, self._settings
+        )
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        half = self._rank
+        return HandshakeMetadata(half.hello(), half.layout.to_dict())
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """The first call of every step, before the model runs: orders are taken here."""
+        self._absorb(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self.has_connector_metadata():
+            self._absorb(self._get_connector_metadata())
+        self._rank.start_loads()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: vLLM runs a request only after its load was reported."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing to save: readers take the pages from the cache itself."""
+
+    def wait_for_save(self) -> None:
+        """Nothing to wait for."""
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results, reasons = self._rank.poll()
+        self._reasons.update(reasons)
+        return KVConnectorTransferResults(
+            finished_sending=set(results.sent),
+            finished_recving=set(results.received),
+            failed_recving=set(results.failed),
+        )
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        results = self.get_transfer_results(finished_req_ids)
+        return results.finished_sending or None, results.finished_recving or None
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        if not self._reasons:
+            return None
+        reasons, self._reasons = self._reasons, {}
+        return FailureReport(reasons)
+
+    # --- both ---------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
+
+    @property
+    def _side(self) -> "SchedulerSide":
+        if self._scheduler is None:
+            raise RuntimeError("a scheduler method was called on a worker's connector")
+        return self._scheduler
+
+    @property
+    def _half(self) -> "SchedulerHalf":
+        return self._side.half
+
+    @property
+    def _rank(self) -> "WorkerHalf":
+        if self._worker is None:
+            raise RuntimeError("a worker method was called before register_kv_caches")
+        return self._worker
+
+    def _absorb(self, metadata: KVConnectorMetadata) -> None:
+        if isinstance(metadata, ConnectorMetadata):
+            self._rank.absorb(metadata.orders)
+
+
+class SchedulerSide:
+    """The scheduler half with its side channel and the numbers of the groups it may transfer."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: EngineSettings) -> None:
+        from vllm import envs
+
+        from hybridpd_connector.handshake import Responder
+        from hybridpd_connector.scheduler_side import Identity, SchedulerHalf
+        from hybridpd_connector.side_channel import Server
+        from hybridpd_connector.vllm_cache import group_facts, transfer_groups
+
+        port = envs.VLLM_NIXL_SIDE_CHANNEL_PORT
+        port += vllm_config.parallel_config.data_parallel_index
+        self._settings = settings
+        self.identity = Identity(
+            engine_id=settings.engine_id,
+            host=envs.VLLM_NIXL_SIDE_CHANNEL_HOST,
+            port=port,
+            tp_size=settings.tp_size,
+            role=settings.role,
+            lease_seconds=lease_seconds_of(vllm_config),
+        )
+        self.group_ids = tuple(index for index, _ in transfer_groups(kv_cache_config))
+        self.half = SchedulerHalf(self.identity, group_facts(kv_cache_config))
+        self._responder = Responder(settings.engine_id)
+        self._server: Server | None = None
+        if self.identity.produces:
+            self._server = Server(self.identity.host, port, self._responder.answer)
+
+    def select(self, block_ids: Sequence[Sequence[int]]) -> tuple[Sequence[int], ...]:
+        """The lists of the groups that are transferred."""
+        return tuple(block_ids[index] for index in self.group_ids)
+
+    def publish(self, ranks: Mapping[int, KVConnectorHandshakeMetadata]) -> None:
+        """All ranks are known: readers may shake hands from now on."""
+        from hybridpd_connector.handshake import Hello
+
+        parts = [item for _, item in sorted(ranks.items()) if isinstance(item, HandshakeMetadata)]
+        if len(parts) != self.identity.tp_size:
+            raise RuntimeError(
+                f"expected hellos of {self.identity.tp_size} ranks, got {len(parts)}"
+            )
+        if any(part.layout != parts[0].layout for part in parts):
+            raise RuntimeError("the ranks of this engine describe different cache layouts")
+        self._responder.publish(
+            Hello(
+                engine_id=self.identity.engine_id,
+                connector_version=__version__,
+                vllm_version=self._settings.version,
+                role=self.identity.role,  # type: ignore[arg-type]
+                tp_size=self.identity.tp_size,
+                lease_seconds=self.identity.lease_seconds,
+                layout=parts[0].layout,
+                ranks=tuple(part.hello for part in parts),
+            )
+        )
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+def lease_seconds_of(vllm_config: Any) -> int:
+    value = vllm_config.kv_transfer_config.get_from_extra_config(
+        "lease_seconds", DEFAULT_LEASE_SECONDS
+    )
+    return int(value)
+
+
+def build_worker(
+    vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], settings: EngineSettings
+) -> "WorkerHalf":
+    """Everything of one rank: cache description, agent, worker half."""
+    from vllm.distributed import get_tensor_model_parallel_rank
+    from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
+
+    from hybridpd_connector.agent import NixlAgent
+    from hybridpd_connector.consumer import Timeouts
+    from hybridpd_connector.side_channel import Client
+    from hybridpd_connector.vllm_cache import read_cache, thread_setup
+    from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
+
+    extra = vllm_config.kv_transfer_config.get_from_extra_config
+    rank = get_tensor_model_parallel_rank()
+    memory = read_cache(
+        vllm_config, kv_cache_config, kv_caches, rank, (settings.version, get_conv_state_layout())
+    )
+    agent = NixlAgent(f"{settings.engine_id}/{rank}", tuple(extra("backends", ("UCX",))))
+    lease_seconds = lease_seconds_of(vllm_config)
+    handshake_seconds = float(extra("handshake_timeout_seconds", DEFAULT_HANDSHAKE_TIMEOUT_SECONDS))
+    return WorkerHalf(
+        RankCache(memory.layout, memory.placement, memory.regions, memory.zero),
+        agent,
+        Client(),
+        RankSettings(
+            engine_id=settings.engine_id,
+            role=settings.role,
+            lease_seconds=lease_seconds,
+            poll_interval_seconds=float(
+                extra("poll_interval_seconds", DEFAULT_POLL_INTERVAL_SECONDS)
+            ),
+            renew_interval_seconds=min(RENEW_INTERVAL_SECONDS, lease_seconds / 12),
+            timeouts=Timeouts(handshake=handshake_seconds, read=max(60.0, 2.0 * lease_seconds)),
+        ),
+        prepare_thread=thread_setup(kv_caches),
+    )
+
+
+def facts_of(request: Any) -> RequestFacts:
+    """What the scheduler half needs to know of a vLLM request."""
+    embedded = getattr(request, "prompt_embeds", None) is not None
+    ids = None if embedded or request.prompt_token_ids is None else request.prompt_token_ids
+    items = getattr(request, "mm_features", None) or ()
+    return RequestFacts(
+        request_id=request.request_id,
+        prompt_tokens=request.num_prompt_tokens,
+        token_ids=None if ids is None else tuple(ids),
+        params=request.kv_transfer_params,
+        lora=request.lora_request.lora_name if request.lora_request else "",
+        multimodal=tuple(
+            f"{item.identifier}@{item.mm_position.offset}+{item.mm_position.length}"
+            for item in items
+        ),
+        cache_salt=getattr(request, "cache_salt", None) or "",
+        reads_cache=not request.get_skip_reading_prefix_cache(),
+    )
+
+
+def drop_last_token(request: Any) -> None:
+    """Make a request end one token earlier, and after its prefill. Called once, at arrival."""
+    del request.prompt_token_ids[-1:]
+    del request._all_token_ids[-1:]
+    request.num_prompt_tokens -= 1
+    request.max_tokens = 1
+
+
+def register() -> None:
+    """Make the class known by name, so that MultiConnector can find its statistics."""
+    try:
+        KVConnectorFactory.register_connector(CLASS_NAME, __name__, CLASS_NAME)
+    except ValueError:
+        # vLLM imports this module once per process, but a test may have registered it before.
+        return
+
+
+register()

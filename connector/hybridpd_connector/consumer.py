@@ -1,0 +1,343 @@
+"""One D rank: which prefills it wants, the reads it makes, and what it owes to P afterwards.
+
+A load waits until its peer is ready (with a deadline), is read once, and is reported once:
+
+    ordered --peer ready--> reading --outcome--> reported
+       |---- refused, peer refused, deadline, abort ----^
+
+The engine's thread gives orders and polls; a ticker thread calls ``renew``. One lock keeps them
+apart; nothing that holds it waits for a peer, so neither can the engine.
+"""
+
+import collections
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from hybridpd_connector import stats
+from hybridpd_connector.agent_api import Agent
+from hybridpd_connector.errors import AgentError
+from hybridpd_connector.lease_board import BoardCheck
+from hybridpd_connector.leases import ConsumerLeases, LeaseKey
+from hybridpd_connector.metadata import Interest, Load
+from hybridpd_connector.notifications import Release, encode, renewals
+from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
+from hybridpd_connector.peers import Address, PeerManager, PeerState
+from hybridpd_connector.read_tables import id_arrays, zero_ranges
+from hybridpd_connector.scheduler_side import parent_of
+from hybridpd_connector.transfer_params import RemotePrefill
+from hybridpd_connector.transfers import ABORTED, READ_FAILED, Outcome, SourceRead, Transfers
+from hybridpd_geometry import (
+    GeometryError,
+    ReadRequest,
+    RequestBlocks,
+    local_zero_runs,
+)
+
+logger = logging.getLogger(__name__)
+
+RELEASED = "already_released"
+PEER_REFUSED = "peer_refused"
+PEER_UNREACHABLE = "peer_unreachable"
+BAD_BLOCKS = "bad_blocks"
+UNKNOWN_REQUEST = "unknown_request"
+
+MAX_OWED = 4096
+"""Releases kept for a peer that is not ready yet; P's lease ends those that are forgotten."""
+
+LINGER_SECONDS = 2.0
+"""One of n samples may be read before its siblings arrive: their shared release waits so long."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeouts:
+    """Seconds. ``handshake``: how long a load waits for its peer. ``read``: how long a posted read
+    may take before its peer is given up."""
+
+    handshake: float = 30.0
+    read: float = 60.0
+
+
+@dataclasses.dataclass
+class _Want:
+    """A D request with its prefill, from arrival until the lease is dropped."""
+
+    remote: RemotePrefill
+    key: LeaseKey
+    leased: bool
+    arrived_at: float
+
+
+@dataclasses.dataclass
+class _Loading:
+    """A load that is not reported yet; ``link`` is set while it is read."""
+
+    order: Load
+    want: _Want
+    deadline: float
+    link: PeerLink | None = None
+    predicted_bytes: int = 0
+    predicted_descriptors: int = 0
+
+
+class ConsumerRank:
+    """See the module. ``zero`` zeroes (address, bytes) ranges of this rank's cache."""
+
+    def __init__(
+        self,
+        local: LocalCache,
+        agent: Agent,
+        builder: LinkBuilder,
+        transfers: Transfers,
+        zero: Callable[[Iterable[tuple[int, int]]], None],
+        recorder: stats.Stats,
+        timeouts: Timeouts,
+    ) -> None:
+        self._local = local
+        self._agent = agent
+        self._builder = builder
+        self._transfers = transfers
+        self._zero = zero
+        self._stats = recorder
+        self._timeouts = timeouts
+        self._lock = threading.RLock()
+        self._leases = ConsumerLeases()
+        self._peers: PeerManager[PeerLink] = PeerManager(builder.build, self._discard)
+        self._wants: dict[str, _Want] = {}
+        self._loading: dict[str, _Loading] = {}
+        self._received: set[str] = set()
+        self._failed: dict[str, str] = {}
+        self._unsent: dict[str, set[str]] = {}
+        self._releases: dict[str, collections.deque[bytes]] = {}
+        self._lingering: list[tuple[float, _Want, str]] = []
+
+    def absorb(self, interests: Iterable[Interest], leaves: Iterable[str], now: float) -> None:
+        """Requests that have arrived, and requests that need their prefill no longer."""
+        with self._lock:
+            for interest in interests:
+                self._arrive(interest, now)
+            for request_id in leaves:
+                self._let_go(request_id, now)
+
+    def abort(self, request_ids: Iterable[str], now: float) -> None:
+        """Requests that ended while loading. One that is not read yet ends at once."""
+        with self._lock:
+            for request_id in request_ids:
+                loading = self._loading.get(request_id)
+                if loading is None:
+                    continue
+                if loading.link is None:
+                    self._end(loading, ABORTED, now)
+                else:
+                    self._transfers.abort(request_id)
+
+    def order(self, loads: Iterable[Load], now: float) -> None:
+        """Loads that ``start`` and ``poll`` will post; refused ones end here."""
+        with self._lock:
+            for load in loads:
+                self._begin(load, now)
+
+    def start(self, now: float) -> None:
+        """Post the reads whose peer is ready; the others wait."""
+        with self._lock:
+            self._peers.collect(now)
+            for loading in [item for item in self._loading.values() if item.link is None]:
+                self._try_post(loading, now)
+
+    def poll(self, now: float) -> tuple[frozenset[str], dict[str, str]]:
+        """(requests whose load ended, reasons of those that failed), each named once."""
+        with self._lock:
+            self.start(now)
+            for outcome in self._transfers.poll(now):
+                self._finish(outcome, now)
+            self._give_up_overdue(now)
+            self._end_lingering(now)
+            received, failed = frozenset(self._received), dict(self._failed)
+            self._received.clear()
+            self._failed.clear()
+            return received, failed
+
+    def renew(self, now: float) -> None:
+        """Send the renewals that are due; called by the ticker, whatever the engine is doing."""
+        with self._lock:
+            if not self._leases.wanted and not self._releases:
+                return
+            self._peers.collect(now)
+            self._send_releases()
+            for engine_id, p_requests in self._leases.renewals(now).items():
+                self._unsent.setdefault(engine_id, set()).update(p_requests)
+            ready = self._peers.ready()
+            for engine_id in [engine_id for engine_id in self._unsent if engine_id in ready]:
+                self._peers.touch(engine_id, now)
+                self._send_renewals(ready[engine_id], self._unsent.pop(engine_id))
+            # Connections make progress only when the agent is called.
+            self._agent.take_notifications()
+
+    def gauges(self) -> dict[str, int]:
+        """Peers by state."""
+        with self._lock:
+            return self._peers.counts()
+
+    def close(self) -> None:
+        with self._lock:
+            self._peers.close()
+
+    def _arrive(self, interest: Interest, now: float) -> None:
+        remote = interest.remote
+        key = LeaseKey(remote.engine_id, remote.request_id, remote.sequence)
+        leased = self._leases.acquire(key, interest.request_id, remote.lease_seconds, now)
+        self._wants[interest.request_id] = _Want(remote, key, leased, now)
+        # Shake hands while the request still queues.
+        self._peers.want(remote.engine_id, Address(remote.host, remote.port), now)
+
+    def _let_go(self, request_id: str, now: float) -> None:
+        want = self._wants.pop(request_id, None)
+        if want is None or not want.leased:
+            return
+        if parent_of(request_id) is not None:
+            self._lingering.append((now + LINGER_SECONDS, want, request_id))
+        else:
+            self._drop(want, request_id)
+
+    def _end_lingering(self, now: float) -> None:
+        while self._lingering and self._lingering[0][0] <= now:
+            _, want, request_id = self._lingering.pop(0)
+            self._drop(want, request_id)
+
+    def _drop(self, want: _Want, request_id: str) -> None:
+        """Release on every P rank, once nobody here uses the prefill any more."""
+        if not self._leases.drop(want.key, request_id):
+            return
+        self._unsent.get(want.key.engine_id, set()).discard(want.key.p_request)
+        message = encode(
+            Release(
+                p_request=want.key.p_request,
+                sequence=want.key.sequence,
+                d_engine=self._local.engine_id,
+                d_request=request_id,
+                d_rank=self._local.placement.rank,
+                d_tp_size=self._local.layout.tp_size,
+            )
+        )
+        owed = self._releases.setdefault(want.key.engine_id, collections.deque(maxlen=MAX_OWED))
+        owed.append(message)
+        self._send_releases()
+
+    def _send_releases(self) -> None:
+        """Releases go out when their peer is ready; without one P's leases run out."""
+        ready = self._peers.ready()
+        for engine_id in [engine_id for engine_id in self._releases if engine_id in ready]:
+            self._send(ready[engine_id], list(self._releases.pop(engine_id)))
+
+    def _send_renewals(self, link: PeerLink, p_requests: set[str]) -> None:
+        self._send(link, list(renewals(self._local.engine_id, sorted(p_requests))))
+
+    def _send(self, link: PeerLink, messages: list[bytes]) -> None:
+        for peer in link.peers:
+            try:
+                for message in messages:
+                    self._agent.send_notification(peer, message)
+            except AgentError as error:
+                self._peers.lost(link.engine_id, str(error))
+                return
+
+    def _begin(self, order: Load, now: float) -> None:
+        want = self._wants.get(order.request_id)
+        if order.refusal or want is None:
+            self._received.add(order.request_id)
+            self._failed[order.request_id] = order.refusal or UNKNOWN_REQUEST
+            self._let_go(order.request_id, now)
+            return
+        loading = _Loading(order, want, now + self._timeouts.handshake)
+        self._loading[order.request_id] = loading
+        if not want.leased:
+            self._end(loading, RELEASED, now)
+
+    def _try_post(self, loading: _Loading, now: float) -> None:
+        remote = loading.want.remote
+        verdict = self._peers.want(remote.engine_id, Address(remote.host, remote.port), now)
+        if verdict.state is PeerState.READY and verdict.value is not None:
+            self._post(loading, verdict.value, now)
+        elif verdict.state is PeerState.REFUSED:
+            self._fail(loading, PEER_REFUSED, verdict.reason, now)
+        elif now >= loading.deadline:
+            self._fail(loading, PEER_UNREACHABLE, verdict.reason, now)
+
+    def _post(self, loading: _Loading, link: PeerLink, now: float) -> None:
+        order, remote = loading.order, loading.want.remote
+        request = ReadRequest(
+            tokens=remote.tokens,
+            source=RequestBlocks(remote.block_ids),
+            destination=RequestBlocks(order.block_ids),
+            first_token=order.first_token,
+        )
+        reads: list[SourceRead] = []
+        try:
+            for source in link.sources:
+                runs = source.table.id_runs(request)
+                loading.predicted_bytes += sum(run.units * run.unit_bytes for run in runs)
+                loading.predicted_descriptors += len(runs)
+                local_ids, remote_ids = id_arrays(runs)
+                check = BoardCheck(source.board, remote.sequence)
+                reads.append(
+                    SourceRead(
+                        source.peer, source.local, local_ids, source.remote, remote_ids, check
+                    )
+                )
+        except GeometryError as error:
+            self._fail(loading, BAD_BLOCKS, str(error), now)
+            return
+        loading.link = link
+        self._transfers.submit(order.request_id, reads, now + self._timeouts.read)
+        self._stats.observe(stats.QUEUE_SECONDS, now - loading.want.arrived_at)
+
+    def _finish(self, outcome: Outcome, now: float) -> None:
+        loading = self._loading[outcome.request]
+        link, order = loading.link, loading.order
+        if outcome.peer_broken and link is not None:
+            self._peers.lost(link.engine_id, outcome.reason)
+        if not outcome.ok or link is None:
+            self._fail(loading, outcome.reason or READ_FAILED, outcome.peer, now)
+            return
+        tokens = loading.want.remote.tokens
+        runs = local_zero_runs(link.plan, tokens, RequestBlocks(order.block_ids))
+        self._zero(zero_ranges(runs, self._local.placement))
+        self._record(outcome, loading)
+        self._end(loading, "", now)
+
+    def _record(self, outcome: Outcome, loading: _Loading) -> None:
+        self._stats.count(stats.READ_BYTES, outcome.bytes)
+        self._stats.count(stats.READ_DESCRIPTORS, outcome.descriptors)
+        self._stats.count(stats.PREDICTED_BYTES, loading.predicted_bytes)
+        self._stats.count(stats.PREDICTED_DESCRIPTORS, loading.predicted_descriptors)
+        self._stats.observe(stats.POST_SECONDS, outcome.post_seconds)
+        self._stats.observe(stats.TRANSFER_SECONDS, outcome.transfer_seconds)
+
+    def _fail(self, loading: _Loading, reason: str, detail: str, now: float) -> None:
+        logger.warning("load of %s failed, %s: %s", loading.order.request_id, reason, detail)
+        self._end(loading, reason, now)
+
+    def _end(self, loading: _Loading, reason: str, now: float) -> None:
+        """The load is over and no byte of it can be written any more: report, and let go."""
+        request_id = loading.order.request_id
+        del self._loading[request_id]
+        self._received.add(request_id)
+        if reason:
+            self._failed[request_id] = reason
+        self._let_go(request_id, now)
+
+    def _give_up_overdue(self, now: float) -> None:
+        overdue = set(self._transfers.overdue(now))
+        if not overdue:
+            return
+        for engine_id, link in list(self._peers.ready().items()):
+            if overdue.intersection(link.peers):
+                self._peers.lost(engine_id, "a read did not end in time")
+
+    def _discard(self, link: PeerLink) -> bool:
+        """Give a dropped link back, once none of its reads is in flight."""
+        if any(loading.link is link for loading in self._loading.values()):
+            return False
+        self._builder.take_apart(link)
+        return True

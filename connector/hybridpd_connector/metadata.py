@@ -1,0 +1,98 @@
+"""What the scheduler half tells the worker half in each step. Plain values, pickled by vLLM.
+
+Every rank of an engine receives the same orders. They are numbered, because vLLM shows a step's
+metadata more than once; a step that is seen again is ignored as a whole.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from hybridpd_connector.transfer_params import RemotePrefill
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupFacts:
+    """One transferable KV-cache group: ``kind`` is "attention" or "state".
+
+    ``block_tokens``: tokens of a logical block. ``scratch_blocks``: speculative slots that vLLM
+    appends to a state group's block list; they hold no state.
+    """
+
+    kind: str
+    block_tokens: int
+    scratch_blocks: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Pin:
+    """P: the prefill of ``request_id`` ended and its blocks wait for a reader."""
+
+    request_id: str
+    sequence: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Interest:
+    """D: ``request_id`` has arrived and will want the state at ``remote``: renew its lease."""
+
+    request_id: str
+    remote: RemotePrefill
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """D: blocks are allocated, read the state of ``request_id`` now.
+
+    ``block_ids``: per transferable group, logical ids. ``first_token``: attention tokens before it
+    are here already (local prefix cache). ``refusal``: when not empty, do not read but report the
+    load as failed for this reason.
+    """
+
+    request_id: str
+    block_ids: tuple[tuple[int, ...], ...]
+    first_token: int
+    refusal: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOrders:
+    """Orders of one step, in the order they must be carried out: fields from top to bottom.
+
+    ``leaves``: D requests that need their prefill no longer and have nothing in flight.
+    ``aborts``: D requests that ended while loading; each is still to be reported once.
+    """
+
+    step: int
+    pins: tuple[Pin, ...] = ()
+    interests: tuple[Interest, ...] = ()
+    leaves: tuple[str, ...] = ()
+    aborts: tuple[str, ...] = ()
+    loads: tuple[Load, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferResults:
+    """What a rank reports: request ids. Every failed one is also in ``received``."""
+
+    sent: frozenset[str] = frozenset()
+    received: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestFacts:
+    """What the connector needs to know of one vLLM request.
+
+    ``token_ids`` is None for prompts given as embeddings. ``multimodal``: content hash and place
+    of each item. ``reads_cache`` is False when vLLM itself will ignore any cached prefix (prompt
+    log-probabilities). ``params`` is the request's ``kv_transfer_params``, unchecked.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    token_ids: tuple[int, ...] | None
+    params: Mapping[str, object] | None
+    lora: str = ""
+    multimodal: tuple[str, ...] = ()
+    cache_salt: str = ""
+    reads_cache: bool = True

@@ -1,0 +1,203 @@
+"""What one D rank needs to read from one P engine: made by a handshake, given back when dropped.
+
+``LinkBuilder.build`` runs on a handshake thread and may take seconds: it asks the side channel,
+compares both layouts, adds every P rank as a peer (renewals and releases go to all of them) and
+prepares descriptor lists for those ranks that this rank reads from.
+"""
+
+import collections
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+
+from hybridpd_connector.agent_api import Agent, Memory, PreparedList
+from hybridpd_connector.errors import ConnectorError, RefusedError
+from hybridpd_connector.handshake import Asker, Hello, RankHello, describe, fetch
+from hybridpd_connector.lease_board import BoardReader, BoardView
+from hybridpd_connector.peers import Address
+from hybridpd_connector.read_tables import row_array
+from hybridpd_geometry import (
+    CacheLayout,
+    DescriptorTable,
+    GeometryError,
+    PairPlan,
+    RankPlacement,
+    build_table,
+    compare,
+    plan_pair,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceLink:
+    """One P rank that this rank reads from. The prepared lists belong to the link."""
+
+    rank: int
+    peer: str
+    table: DescriptorTable
+    local: PreparedList
+    remote: PreparedList
+    board: BoardView
+    num_blocks: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerLink:
+    """A P engine as this rank uses it. ``peers``: agent names of all its ranks, in rank order."""
+
+    engine_id: str
+    lease_seconds: int
+    plan: PairPlan
+    peers: tuple[str, ...]
+    sources: tuple[SourceLink, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalCache:
+    """This rank's own side of every link."""
+
+    engine_id: str
+    layout: CacheLayout
+    placement: RankPlacement
+    memory: Memory
+
+
+class LinkBuilder:
+    """Builds links on handshake threads and takes them apart on the owner's thread."""
+
+    def __init__(
+        self,
+        local: LocalCache,
+        agent: Agent,
+        boards: BoardReader,
+        asker: Asker,
+        timeout_seconds: float,
+        prepare_thread: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``prepare_thread`` runs first on each handshake thread (a GPU needs its device set)."""
+        self._local = local
+        self._agent = agent
+        self._boards = boards
+        self._asker = asker
+        self._timeout_seconds = timeout_seconds
+        self._prepare_thread = prepare_thread
+        self._lock = threading.Lock()
+        self._uses: collections.Counter[str] = collections.Counter()
+
+    def build(self, engine_id: str, address: Address) -> PeerLink:
+        """Shake hands with ``engine_id`` at ``address``; raises a ``ConnectorError`` if it fails.
+
+        A difference between the engines is a ``RefusedError`` that names every difference.
+        """
+        self._prepare_thread()
+        hello = fetch(
+            self._asker,
+            address,
+            engine_id=engine_id,
+            our_engine_id=self._local.engine_id,
+            timeout_seconds=self._timeout_seconds,
+        )
+        plan, placements = self._plan(hello)
+        peers: list[str] = []
+        try:
+            # extend keeps what was added before a failure, so that it can be undone.
+            peers.extend(self._add_peer(rank.agent_metadata) for rank in hello.ranks)
+            sources = self._sources(hello, plan, placements, peers)
+        except ConnectorError:
+            for peer in peers:
+                self._remove_peer(peer)
+            raise
+        logger.info("ready to read from %s (ranks %s)", describe(hello), plan.sources)
+        return PeerLink(hello.engine_id, hello.lease_seconds, plan, tuple(peers), sources)
+
+    def take_apart(self, link: PeerLink) -> None:
+        """Give back everything of a link that no read uses any more."""
+        for source in link.sources:
+            self._release(source)
+        for peer in link.peers:
+            self._remove_peer(peer)
+
+    def _add_peer(self, metadata: bytes) -> str:
+        """A peer may be in a dropped link and in its successor at once: uses are counted."""
+        with self._lock:
+            peer = self._agent.add_peer(metadata)
+            self._uses[peer] += 1
+            return peer
+
+    def _remove_peer(self, peer: str) -> None:
+        with self._lock:
+            self._uses[peer] -= 1
+            if not self._uses[peer]:
+                del self._uses[peer]
+                self._agent.remove_peer(peer)
+
+    def _plan(self, hello: Hello) -> tuple[PairPlan, tuple[RankPlacement, ...]]:
+        if hello.role == "consumer":
+            raise RefusedError("role", "a producer", hello.role, "set kv_role on that engine")
+        try:
+            theirs = CacheLayout.from_dict(hello.layout)
+            placements = tuple(RankPlacement.from_dict(rank.placement) for rank in hello.ranks)
+        except GeometryError as error:
+            raise RefusedError("hello", "a valid layout and placements", str(error)) from error
+        fatal = [item for item in compare(self._local.layout, theirs) if item.fatal]
+        if fatal or theirs.tp_size != hello.tp_size:
+            differences = "; ".join(
+                f"{item.field}: here {item.ours}, there {item.theirs}. {item.reason} {item.hint}"
+                for item in fatal
+            )
+            raise RefusedError(
+                "layout", "an engine that fits this one", differences or "another tp_size", ""
+            )
+        try:
+            plan = plan_pair(theirs, self._local.layout, self._local.placement.rank)
+        except GeometryError as error:
+            raise RefusedError("layout", "an engine that fits this one", str(error)) from error
+        return plan, placements
+
+    def _sources(
+        self,
+        hello: Hello,
+        plan: PairPlan,
+        placements: tuple[RankPlacement, ...],
+        peers: list[str],
+    ) -> tuple[SourceLink, ...]:
+        made: list[SourceLink] = []
+        try:
+            made.extend(
+                self._source(hello.ranks[rank], plan, placements[rank], peers[rank])
+                for rank in plan.sources
+            )
+        except (ConnectorError, GeometryError) as error:
+            for source in made:
+                self._release(source)
+            if isinstance(error, GeometryError):
+                raise RefusedError("placement", "one that fits its layout", str(error)) from error
+            raise
+        return tuple(made)
+
+    def _source(
+        self, hello: RankHello, plan: PairPlan, placement: RankPlacement, peer: str
+    ) -> SourceLink:
+        table = build_table(plan, hello.rank, self._local.placement, placement)
+        memory = self._local.memory
+        local = self._agent.prepare(None, row_array(table.local_rows), memory)
+        try:
+            remote = self._agent.prepare(peer, row_array(table.remote_rows), memory)
+        except ConnectorError:
+            self._agent.release_list(local)
+            raise
+        try:
+            board = self._boards.attach(peer, hello.board_address, hello.board_slots)
+        except ConnectorError:
+            self._agent.release_list(remote)
+            self._agent.release_list(local)
+            raise
+        return SourceLink(hello.rank, peer, table, local, remote, board, placement.num_blocks)
+
+    def _release(self, source: SourceLink) -> None:
+        self._boards.detach(source.board)
+        self._agent.release_list(source.remote)
+        self._agent.release_list(source.local)

@@ -1,0 +1,161 @@
+"""Which engines the connector accepts, and the one sentence it refuses the others with.
+
+Everything here takes plain values; ``settings_of`` is the only reader of vLLM's configuration.
+Supported are the versions with request-level failure reports: older ones cannot say that a load
+of a hybrid model failed and decode from whatever the memory holds.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hybridpd_connector.errors import ConnectorError
+
+OLDEST = (0, 30)
+NEWEST = (0, 33)
+CACHE_LAYOUT = "LBHNC"
+CONV_LAYOUTS = ("DS", "SD")
+CACHE_MODES = ("none", "align")
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+ROLES = {"kv_producer": "producer", "kv_consumer": "consumer", "kv_both": "both"}
+
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+_EXPANDABLE = re.compile(r"expandable_segments\s*:\s*true", re.IGNORECASE)
+
+
+class UnsupportedEngineError(ConnectorError):
+    """This engine, set up like this, cannot take part in a transfer. Raised at start only."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineSettings:
+    """What of an engine's configuration decides whether the connector can serve it."""
+
+    version: str
+    role: str
+    engine_id: str
+    tp_size: int
+    pp_size: int
+    context_parallel_size: int
+    mamba_cache_mode: str
+    replay_ssm: bool
+    hybrid_manager_disabled: bool
+    host_pools: bool
+
+
+def check_version(version: str) -> tuple[int, int]:
+    """(major, minor) of a supported vLLM version such as ``0.32.0+cpu``."""
+    found = _VERSION.match(version)
+    release = (int(found[1]), int(found[2])) if found else (-1, -1)
+    if not OLDEST <= release <= NEWEST:
+        supported = f"vLLM {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+        raise UnsupportedEngineError(
+            "vllm.version", supported, version, f"use an image with {supported}"
+        )
+    return release
+
+
+def check_allocator(environment: Mapping[str, str]) -> None:
+    """Refuse expandable segments: they move memory that is registered for transfers.
+
+    vLLM itself looks at one of the two variables that PyTorch reads.
+    """
+    for name in ALLOCATOR_VARIABLES:
+        if _EXPANDABLE.search(environment.get(name, "")):
+            raise UnsupportedEngineError(
+                name,
+                "no expandable_segments:True",
+                environment[name],
+                "registered KV memory must not be remapped: remove the setting",
+            )
+
+
+def check_conv_layout(layout: str, has_state: bool, tp_size: int) -> None:
+    """Refuse what cannot be sharded: the state-first layout with more than one rank."""
+    if layout not in CONV_LAYOUTS:
+        raise UnsupportedEngineError("conv state layout", " or ".join(CONV_LAYOUTS), layout)
+    if has_state and layout == "SD" and tp_size > 1:
+        raise UnsupportedEngineError(
+            "VLLM_SSM_CONV_STATE_LAYOUT",
+            "DS for a hybrid model with tensor parallelism",
+            layout,
+            "set VLLM_SSM_CONV_STATE_LAYOUT=DS on prefill and decode engines",
+        )
+
+
+def check_cache_layout(layout: str | None) -> None:
+    """Refuse a cache whose heads are not contiguous inside a block."""
+    if layout not in (CACHE_LAYOUT, "HND"):
+        raise UnsupportedEngineError(
+            "KV cache layout",
+            f"{CACHE_LAYOUT} (HND)",
+            layout,
+            "unset VLLM_KV_CACHE_LAYOUT, or choose an attention backend that supports HND",
+        )
+
+
+def check_settings(settings: EngineSettings) -> None:
+    """Refuse what the connector does not transfer; each refusal names the setting to change."""
+    check_version(settings.version)
+    if settings.role not in ROLES.values():
+        raise UnsupportedEngineError("kv_role", ", ".join(ROLES), settings.role)
+    if not settings.engine_id:
+        raise UnsupportedEngineError("kv_transfer_config.engine_id", "an id", settings.engine_id)
+    for field, value in (
+        ("pipeline_parallel_size", settings.pp_size),
+        ("context parallel size (decode and prefill)", settings.context_parallel_size),
+    ):
+        if value != 1:
+            raise UnsupportedEngineError(field, "1", value, "use tensor parallelism instead")
+    if settings.mamba_cache_mode not in CACHE_MODES:
+        raise UnsupportedEngineError(
+            "mamba_cache_mode", " or ".join(CACHE_MODES), settings.mamba_cache_mode
+        )
+    if settings.replay_ssm:
+        raise UnsupportedEngineError(
+            "use_replayssm", "off", "on", "its ring buffers would be part of the state"
+        )
+    if settings.hybrid_manager_disabled:
+        raise UnsupportedEngineError(
+            "disable_hybrid_kv_cache_manager", "false", "true", "remove the flag"
+        )
+    if settings.host_pools:
+        raise UnsupportedEngineError("KV cache groups", "in device memory", "host resident")
+
+
+def settings_of(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineSettings:
+    """Read the settings from vLLM's configuration objects (``Any``: four versions of them)."""
+    transfer = vllm_config.kv_transfer_config
+    parallel = vllm_config.parallel_config
+    cache = vllm_config.cache_config
+    groups = getattr(kv_cache_config, "kv_cache_groups", ())
+    return EngineSettings(
+        version=version,
+        role=ROLES.get(transfer.kv_role or "", str(transfer.kv_role)),
+        engine_id=transfer.engine_id or "",
+        tp_size=parallel.tensor_parallel_size,
+        pp_size=parallel.pipeline_parallel_size,
+        context_parallel_size=max(
+            getattr(parallel, "decode_context_parallel_size", 1),
+            getattr(parallel, "prefill_context_parallel_size", 1),
+        ),
+        mamba_cache_mode=getattr(cache, "mamba_cache_mode", "none"),
+        replay_ssm=bool(getattr(cache, "use_replayssm", False)),
+        hybrid_manager_disabled=bool(
+            getattr(vllm_config.scheduler_config, "disable_hybrid_kv_cache_manager", False)
+        ),
+        host_pools=any(getattr(group, "host_resident", False) for group in groups),
+    )
+
+
+def check_engine(vllm_config: Any, kv_cache_config: Any) -> EngineSettings:
+    """All checks that need no cache memory; returns the settings they passed."""
+    from vllm import __version__  # imported late: the checks above serve without vLLM
+
+    check_version(__version__)
+    check_allocator(os.environ)
+    settings = settings_of(vllm_config, kv_cache_config, __version__)
+    check_settings(settings)
+    return settings

@@ -1,0 +1,248 @@
+"""The worker half of one rank: both sides of the transfer behind the calls of vLLM's runner.
+
+``absorb`` takes a step's orders before the model runs, ``start_loads`` posts reads after the model
+was launched, ``poll`` reports. Nothing here imports vLLM or waits for a peer.
+"""
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hybridpd_connector import stats
+from hybridpd_connector.agent_api import Agent, Memory, MemoryRegion
+from hybridpd_connector.consumer import ConsumerRank, Timeouts
+from hybridpd_connector.errors import ConnectorError
+from hybridpd_connector.handshake import Asker, RankHello
+from hybridpd_connector.lease_board import BoardReader, LeaseBoard
+from hybridpd_connector.leases import Ended, ProducerLeases
+from hybridpd_connector.metadata import Pin, StepOrders, TransferResults
+from hybridpd_connector.notifications import decode_all
+from hybridpd_connector.peer_link import LinkBuilder, LocalCache
+from hybridpd_connector.progress import Pump
+from hybridpd_connector.transfers import Transfers
+from hybridpd_geometry import CacheLayout, RankPlacement
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class RankCache:
+    """This rank's cache. ``zero``: (address, bytes) ranges, in order with the engine's work."""
+
+    layout: CacheLayout
+    placement: RankPlacement
+    regions: tuple[MemoryRegion, ...]
+    zero: Callable[[Iterable[tuple[int, int]]], None]
+
+    @property
+    def memory(self) -> Memory:
+        return self.regions[0].memory
+
+
+@dataclasses.dataclass(frozen=True)
+class RankSettings:
+    """Seconds, and who this rank is. ``role``: producer, consumer or both."""
+
+    engine_id: str
+    role: str
+    lease_seconds: float
+    poll_interval_seconds: float
+    renew_interval_seconds: float
+    timeouts: Timeouts
+
+
+class Ticker:
+    """Calls ``tick`` every ``interval_seconds`` on a thread of its own until ``close``."""
+
+    def __init__(self, tick: Callable[[], None], interval_seconds: float, name: str) -> None:
+        self._tick = tick
+        self._interval_seconds = interval_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop and wait for the last tick. Idempotent."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_seconds):
+            try:
+                self._tick()
+            except ConnectorError:
+                logger.exception("%s: tick failed, going on", self._thread.name)
+
+
+class ProducerRank:
+    """One P rank: the leases of its prefills, and the progress that readers need of it."""
+
+    def __init__(
+        self, agent: Agent, settings: RankSettings, rank: int, recorder: stats.Stats
+    ) -> None:
+        self.board = LeaseBoard()
+        agent.register([self.board.region()])
+        self._leases = ProducerLeases(settings.lease_seconds, self.board)
+        self._pump = Pump(agent, settings.poll_interval_seconds)
+        self._stats = recorder
+        self._counts = rank == 0
+        self._told_held = -1
+
+    @property
+    def held(self) -> int:
+        return self._leases.held
+
+    def pin(self, pins: Iterable[Pin], now: float) -> None:
+        for pin in pins:
+            self._leases.pin(pin.request_id, pin.sequence, now)
+
+    def poll(self, now: float) -> frozenset[str]:
+        """Requests whose lease ended. Notifications count before anything expires."""
+        received = decode_all(self._pump.take())
+        for error in received.errors:
+            logger.warning("message from a reader ignored: %s", error)
+        ended = self._leases.tick(received.messages, now)
+        for request_id in ended.expired:
+            logger.warning("lease of %s expired: nobody has read it", request_id)
+        self._record(ended)
+        for reason, count in ended.problems.items():
+            logger.warning("readers: %s (%d times)", reason, count)
+        return frozenset(ended.released) | frozenset(ended.expired)
+
+    def _record(self, ended: Ended) -> None:
+        """All ranks see the same leases, so one of them counts."""
+        if not self._counts:
+            return
+        if self._leases.held != self._told_held:
+            self._told_held = self._leases.held
+            self._stats.set_gauge(stats.LEASES_HELD, self._told_held)
+        if ended.released:
+            self._stats.count(stats.LEASES_RELEASED, len(ended.released))
+        if ended.expired:
+            self._stats.count(stats.LEASES_EXPIRED, len(ended.expired))
+
+    def close(self) -> None:
+        self._pump.close()
+
+
+class WorkerHalf:
+    """One rank: a producer side, a consumer side, or both, over one agent."""
+
+    def __init__(
+        self,
+        cache: RankCache,
+        agent: Agent,
+        asker: Asker,
+        settings: RankSettings,
+        prepare_thread: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache = cache
+        self._agent = agent
+        self._clock = clock
+        self._stats = stats.Stats()
+        self._step = 0
+        self._refused: dict[str, str] = {}
+        self._peers: dict[str, int] = {}
+        agent.register(cache.regions)
+        self._producer: ProducerRank | None = None
+        self._consumer: ConsumerRank | None = None
+        self._ticker: Ticker | None = None
+        if settings.role in ("producer", "both"):
+            self._producer = ProducerRank(agent, settings, cache.placement.rank, self._stats)
+        if settings.role in ("consumer", "both"):
+            self._consumer = self._build_consumer(asker, settings, prepare_thread)
+            consumer = self._consumer
+            self._ticker = Ticker(
+                lambda: consumer.renew(clock()),
+                settings.renew_interval_seconds,
+                "hybridpd-renewals",
+            )
+
+    def _build_consumer(
+        self, asker: Asker, settings: RankSettings, prepare_thread: Callable[[], None]
+    ) -> ConsumerRank:
+        cache = self._cache
+        local = LocalCache(settings.engine_id, cache.layout, cache.placement, cache.memory)
+        boards = BoardReader(self._agent)
+        builder = LinkBuilder(
+            local, self._agent, boards, asker, settings.timeouts.handshake, prepare_thread
+        )
+        return ConsumerRank(
+            local,
+            self._agent,
+            builder,
+            Transfers(self._agent, boards),
+            cache.zero,
+            self._stats,
+            settings.timeouts,
+        )
+
+    def hello(self) -> RankHello:
+        """What readers must know of this rank; the board of a pure consumer is never asked."""
+        board = self._producer.board if self._producer else None
+        return RankHello(
+            rank=self._cache.placement.rank,
+            placement=self._cache.placement.to_dict(),
+            agent_metadata=self._agent.metadata(),
+            board_address=board.address if board else 0,
+            board_slots=board.slots if board else 1,
+        )
+
+    @property
+    def layout(self) -> CacheLayout:
+        return self._cache.layout
+
+    def absorb(self, orders: StepOrders) -> None:
+        """Everything of a step but its loads. The same step may come twice; it counts once."""
+        if orders.step <= self._step:
+            return
+        self._step = orders.step
+        now = self._clock()
+        if self._producer is not None:
+            self._producer.pin(orders.pins, now)
+        if self._consumer is not None:
+            self._consumer.absorb(orders.interests, orders.leaves, now)
+            self._consumer.abort(orders.aborts, now)
+            self._consumer.order(orders.loads, now)
+        else:
+            self._refused.update((load.request_id, load.refusal) for load in orders.loads)
+
+    def start_loads(self) -> None:
+        """Post the reads that were ordered and whose peer is ready."""
+        if self._consumer is not None:
+            self._consumer.start(self._clock())
+
+    def poll(self) -> tuple[TransferResults, dict[str, str]]:
+        """What ended since the last call, and why those that failed did. One pass over all."""
+        now = self._clock()
+        sent: frozenset[str] = frozenset()
+        reasons, self._refused = self._refused, {}
+        received = frozenset(reasons)
+        if self._producer is not None:
+            sent = self._producer.poll(now)
+        if self._consumer is not None:
+            received, reasons = self._consumer.poll(now)
+        return TransferResults(sent, received, frozenset(reasons)), reasons
+
+    def take_stats(self) -> dict[str, Any] | None:
+        """``Stats`` data since the last call; None when nothing has happened."""
+        if self._consumer is not None:
+            peers = self._consumer.gauges()
+            if peers != self._peers:
+                self._peers = peers
+                self._stats.set_peers(peers)
+        return None if self._stats.is_empty() else self._stats.take()
+
+    def close(self) -> None:
+        """Stop threads, then end transfers, then the agent. Idempotent."""
+        if self._ticker is not None:
+            self._ticker.close()
+        if self._consumer is not None:
+            self._consumer.close()
+        if self._producer is not None:
+            self._producer.close()
+        self._agent.close()
