@@ -5,7 +5,7 @@ Server
     at most ``MAX_QUESTION_BYTES``; larger ones make libzmq drop the connection. Anything else
     (several frames, an empty frame) is answered with ``b""`` or dropped. Half-open connections and
     clients that never finish libzmq's handshake are closed by libzmq after
-    ``_CONNECT_SECONDS``. A client that does not read its answers loses them: the server never
+    ``_CONNECT_MILLISECONDS``. A client that does not read its answers loses them: the server never
     waits for a client, and no exception ends its thread.
 
 Client
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_QUESTION_BYTES = 64 * 1024
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-_CONNECT_SECONDS = 5
+_CONNECT_MILLISECONDS = 5000
 _HEARTBEAT_SECONDS = 10
 _QUEUED_MESSAGES = 64
 _WAKE_UP_ADDRESS = "inproc://stop"
@@ -57,7 +57,7 @@ class Server:
             (zmq.MAXMSGSIZE, MAX_QUESTION_BYTES),
             (zmq.RCVHWM, _QUEUED_MESSAGES),
             (zmq.SNDHWM, _QUEUED_MESSAGES),
-            (zmq.HANDSHAKE_IVL, _CONNECT_SECONDS * 1000),
+            (zmq.HANDSHAKE_IVL, _CONNECT_MILLISECONDS),
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_SECONDS * 1000),
             (zmq.HEARTBEAT_TIMEOUT, 2 * _HEARTBEAT_SECONDS * 1000),
             (zmq.TCP_KEEPALIVE, 1),
@@ -161,7 +161,7 @@ class Client:
             (zmq.IPV6, 1 if "[" in endpoint else 0),
             (zmq.MAXMSGSIZE, self._max_answer_bytes),
             (zmq.RCVHWM, 1),
-            (zmq.HANDSHAKE_IVL, _CONNECT_SECONDS * 1000),
+            (zmq.HANDSHAKE_IVL, _CONNECT_MILLISECONDS),
             # Without this, libzmq would retry a refused connection ten times a second.
             (zmq.RECONNECT_IVL, 500),
         ):

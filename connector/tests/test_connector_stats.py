@@ -1,0 +1,139 @@
+"""Stats: plain data, added up over ranks, and the metric names that dashboards rely on."""
+
+import json
+
+import pytest
+
+from hybridpd_connector import stats
+from hybridpd_connector.stats import METRICS, Stats, aggregate, empty, is_empty, reduce, samples
+
+
+def filled(loads=1):
+    recorder = Stats()
+    recorder.count(stats.LOADS, loads)
+    recorder.count(stats.READ_BYTES, 1000)
+    recorder.fail("lease_ended")
+    recorder.observe(stats.POST_SECONDS, 0.001)
+    recorder.set_gauge(stats.LEASES_HELD, 4)
+    recorder.set_peers({"ready": 2})
+    return recorder
+
+
+def test_taking_starts_over():
+    recorder = filled()
+    assert not recorder.is_empty()
+    taken = recorder.take()
+    assert recorder.is_empty()
+    assert taken["counts"] == {"loads": 1, "read_bytes": 1000}
+    assert Stats(taken).data is taken
+
+
+def test_data_is_json():
+    data = filled().data
+    assert json.loads(json.dumps(data)) == data
+
+
+def test_ranks_add_up_and_gauges_do_not():
+    ours, theirs = filled(loads=1).data, filled(loads=2).data
+    theirs["gauges"]["leases_held"] = 3
+    theirs["peers"] = {"ready": 1, "refused": 1}
+    joined = aggregate(ours, theirs)
+    assert joined is ours
+    assert joined["counts"] == {"loads": 3, "read_bytes": 2000}
+    assert joined["failures"] == {"lease_ended": 2}
+    assert joined["seconds"] == {"post_seconds": [0.001, 0.001]}
+    assert joined["gauges"] == {"leases_held": 4}
+    assert joined["peers"] == {"ready": 2, "refused": 1}
+
+
+def test_joining_into_nothing_keeps_everything():
+    assert aggregate(empty(), filled().data) == filled().data
+
+
+def test_a_gauge_alone_is_worth_telling():
+    recorder = Stats()
+    assert is_empty(recorder.data)
+    recorder.set_gauge(stats.LEASES_HELD, 0)
+    assert not recorder.is_empty()
+
+
+def test_observations_are_bounded(monkeypatch):
+    monkeypatch.setattr(stats, "MAX_OBSERVATIONS", 3)
+    recorder = Stats()
+    for _ in range(10):
+        recorder.observe(stats.QUEUE_SECONDS, 1.0)
+    assert len(recorder.data["seconds"]["queue_seconds"]) == 3
+    joined = aggregate(recorder.data, {"seconds": {"queue_seconds": [1.0] * 10}})
+    assert len(joined["seconds"]["queue_seconds"]) == 3
+
+
+def test_the_log_line_has_counts_and_quantiles():
+    recorder = Stats()
+    for number in range(1, 101):
+        recorder.observe(stats.TRANSFER_SECONDS, number / 1000)
+    recorder.fail("a", 2)
+    recorder.fail("b")
+    line = reduce(recorder.data)
+    assert line["transfer p50 ms"] == pytest.approx(51)
+    assert line["transfer p90 ms"] == pytest.approx(91)
+    assert line["load failures"] == 3
+    assert reduce(empty())["loads"] == 0
+    assert "load failures" in repr(recorder)
+
+
+def test_unknown_names_are_refused():
+    recorder = Stats()
+    with pytest.raises(KeyError, match="lodas"):
+        recorder.count("lodas")
+    with pytest.raises(KeyError):
+        recorder.observe("loads", 1.0)
+    with pytest.raises(KeyError):
+        recorder.set_gauge("loads", 1)
+
+
+def test_every_value_reaches_exactly_one_metric():
+    data = empty()
+    expected = set()
+    for metric in METRICS:
+        if metric.label:
+            data[metric.key] = {"a": 1}
+            expected.add((metric.name, "a"))
+        elif metric.kind == "histogram":
+            data["seconds"][metric.key] = [1.0]
+            expected.add((metric.name, ""))
+        else:
+            data["counts" if metric.kind == "counter" else "gauges"][metric.key] = 1
+            expected.add((metric.name, ""))
+    shown = [(sample.metric.name, sample.label_value) for sample in samples(data)]
+    assert sorted(shown) == sorted(expected)
+    assert set(data["counts"]) == set(stats.COUNTS)
+    assert set(data["seconds"]) == set(stats.SECONDS)
+    assert set(data["gauges"]) == set(stats.GAUGES)
+    assert list(samples(empty())) == []
+
+
+def test_metric_names_are_a_contract():
+    shown = {
+        metric.name + ("_total" if metric.kind == "counter" else ""): metric.label
+        for metric in METRICS
+    }
+    assert shown == {
+        "hybridpd_read_bytes_total": "",
+        "hybridpd_predicted_bytes_total": "",
+        "hybridpd_read_descriptors_total": "",
+        "hybridpd_predicted_descriptors_total": "",
+        "hybridpd_loads_total": "",
+        "hybridpd_load_failures_total": "reason",
+        "hybridpd_recomputed_requests_total": "",
+        "hybridpd_leases_expired_total": "",
+        "hybridpd_leases_released_total": "",
+        "hybridpd_leases_held": "",
+        "hybridpd_peers": "state",
+        "hybridpd_post_seconds": "",
+        "hybridpd_transfer_seconds": "",
+        "hybridpd_queue_seconds": "",
+    }
+    assert all(metric.documentation.endswith(".") for metric in METRICS)
+    for metric in METRICS:
+        assert bool(metric.buckets) == (metric.kind == "histogram")
+        assert list(metric.buckets) == sorted(set(metric.buckets))
