@@ -212,6 +212,11 @@ def check_overrides(pair: Pair) -> Iterator[Problem]:
             where = decode.origin.get(flag) or prefill.origin.get(flag) or "spec.decode.extraArgs"
             text = f"--{flag} is {ours} on prefill and {theirs} on decode; make them equal"
             yield Problem(LAYOUT_MISMATCH, where, text)
+    drafts = (prefill.spec_method, decode.spec_method)
+    # Unequal numbers of draft tokens are told by the comparison of the layouts.
+    if prefill.spec_tokens == decode.spec_tokens and drafts[0] != drafts[1]:
+        text = f"prefill drafts by {drafts[0]} and decode by {drafts[1]}; make them equal"
+        yield Problem(LAYOUT_MISMATCH, "spec.decode.extraArgs", text)
 
 
 def check_layouts(pair: Pair) -> Iterator[Problem]:
@@ -263,7 +268,8 @@ def check_capacity(pair: Pair) -> Iterator[Problem]:
                 f"a request of {wanted} tokens needs {needed} blocks and there are {blocks}; give "
                 f"{mib} MiB or more, or a smaller spec.model.maxModelLen"
             )
-            yield Problem(CACHE_TOO_SMALL, f"spec.{role}.kvCacheMiB", text)
+            where = pair.settings[role].origin.get("num-gpu-blocks-override")
+            yield Problem(CACHE_TOO_SMALL, where or f"spec.{role}.kvCacheMiB", text)
 
 
 def blocks_of_request(geometry: EngineGeometry, tokens: int) -> int:

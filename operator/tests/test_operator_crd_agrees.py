@@ -15,8 +15,10 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from operator_world import World
 
 from hybridpd_operator import names, reserved_args
+from hybridpd_operator.observed import EngineSample
 from hybridpd_operator.spec import Spec, parse_service
 from hybridpd_operator.spec_fields import Nested
 from hybridpd_operator.spec_roles import H200_PRODUCTS
@@ -197,6 +199,46 @@ def test_a_violation_is_refused_without_a_cluster_too(row: dict[str, Any]) -> No
     parse_service(value)
     (problem,) = assess(value).spec_problems
     assert problem.field.startswith(row["at"].split(".")[0] or "metadata")
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema that refuses fields it does not name, as server-side apply does."""
+    out = dict(schema)
+    if "properties" in out:
+        out["properties"] = {name: closed(one) for name, one in out["properties"].items()}
+        out["additionalProperties"] = False
+    if "items" in out:
+        out["items"] = closed(out["items"])
+    return out
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {},
+        {"prefill": {"tensorParallelSize": 3}},
+        {"prefill": {"replicas": "many"}},
+        {"model": {"id": "org/unheard-of"}, "router": {"kind": "None"}},
+        {"decode": {"kvCacheMiB": 65536, "tensorParallelSize": 4}},
+    ],
+    ids=["ready", "incompatible", "invalid", "unknown", "unequal"],
+)
+def test_every_status_the_operator_writes_fits_the_schema(
+    world: World, patch: dict[str, Any]
+) -> None:
+    schema = closed(SCHEMA["properties"]["status"])
+    world.scraper.decode = EngineSample(
+        "", names.DECODE, loads=3, load_failures=1, read_bytes=10, predicted_bytes=10
+    )
+    world.create(patch)
+    world.run()
+    jsonschema.validate(world.status, schema)
+    world.settle(ready=False)
+    jsonschema.validate(world.status, schema)
+    world.settle()
+    jsonschema.validate(world.status, schema)
+    if "prefill" not in patch:
+        assert "prefill" in world.status
 
 
 def test_status_fields_and_conditions() -> None:

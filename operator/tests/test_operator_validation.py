@@ -179,7 +179,7 @@ MODEL_CASES: tuple[tuple[str, dict[str, Any], str, tuple[str, ...]], ...] = (
             "model": {"maxModelLen": 131072},
             "decode": {"extraArgs": ["--num-gpu-blocks-override=9"]},
         },
-        "spec.decode.kvCacheMiB",
+        "spec.decode.extraArgs[0]",
         ("there are 9",),
     ),
     (
@@ -199,6 +199,15 @@ MODEL_CASES: tuple[tuple[str, dict[str, Any], str, tuple[str, ...]], ...] = (
         {"decode": spec_decode(2)},
         "spec.decode.extraArgs[0]",
         ("0 on prefill", "2 on decode"),
+    ),
+    (
+        problems.LAYOUT_MISMATCH,
+        {
+            "prefill": {"extraArgs": ["--spec-method=ngram", "--spec-tokens=2"]},
+            "decode": {"extraArgs": ["--spec-method=mtp", "--spec-tokens=2"]},
+        },
+        "spec.decode.extraArgs",
+        ("prefill drafts by ngram and decode by mtp",),
     ),
     (
         problems.LAYOUT_MISMATCH,
