@@ -83,13 +83,13 @@ def facts_from_config(config: Mapping[str, object]) -> ModelFacts:
     """
     if not isinstance(config, Mapping):
         raise GeometryError("config", "an object", type(config).__name__)
-    model_type = config.get("model_type")
+    reader = _reader_of(config)
     nested = config.get("text_config")
-    if model_type not in READERS and isinstance(nested, Mapping):
+    if reader is None and isinstance(nested, Mapping):
         config = {"torch_dtype": config.get("torch_dtype"), **nested}
-        model_type = config.get("model_type")
-    reader = READERS.get(model_type) if isinstance(model_type, str) else None
+        reader = _reader_of(config)
     if reader is None:
+        model_type = config.get("model_type")
         raise UnknownModelError(
             "config.model_type",
             f"one of {', '.join(sorted(READERS))}",
@@ -97,6 +97,11 @@ def facts_from_config(config: Mapping[str, object]) -> ModelFacts:
             "Give the geometry facts of this model explicitly, or leave it unchecked.",
         )
     return reader(Config(config))
+
+
+def _reader_of(config: Mapping[str, object]) -> Callable[[Config], ModelFacts] | None:
+    model_type = config.get("model_type")
+    return READERS.get(model_type) if isinstance(model_type, str) else None
 
 
 def _nemotron_h(config: Config) -> ModelFacts:

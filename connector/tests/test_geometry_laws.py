@@ -74,16 +74,24 @@ def check_pages(
 ) -> None:
     """Claimed pages hold the single engine's content; every other byte is untouched."""
     expected = before.copy()
-    written = np.zeros(len(before), dtype=np.int32)
     for layer in memory.layout.layers:
         for index, block in enumerate(blocks.groups[layer.group]):
             page = memory.expected_page(made, layer, index)
             at = memory.page_at(layer, block)
             expected[at : at + len(page)] = page
-            written[at : at + len(page)] += 1
     assert np.array_equal(memory.bytes, expected)
     # Each byte of content is read or zeroed exactly once, each other byte never.
-    assert np.array_equal(memory.writes, written)
+    assert np.array_equal(memory.writes, content_map(memory, blocks))
+
+
+def content_map(memory: RankMemory, blocks: RequestBlocks) -> np.ndarray:
+    """1 for every byte of the request's pages that is not padding."""
+    written = np.zeros(len(memory.bytes), dtype=np.int32)
+    for layer in memory.layout.layers:
+        for block in blocks.groups[layer.group]:
+            at = memory.page_at(layer, block)
+            written[at : at + memory.layout.content_bytes(layer)] += 1
+    return written
 
 
 @SETTINGS
@@ -197,13 +205,38 @@ def test_no_run_leaves_its_page_or_touches_another(pair: Pair) -> None:
 @FEW
 @given(pair=pairs(), data=st.data())
 def test_a_local_prefix_is_not_read_again(pair: Pair, data: st.DataObject) -> None:
-    blocks = -(-pair.tokens // pair.destination.block_tokens)
-    skip = pair.destination.block_tokens * data.draw(st.integers(0, blocks - 1))
-    plan = plan_pair(pair.source, pair.destination, 0)
-    whole, rest = predict(plan, pair.tokens), predict(plan, pair.tokens, skip)
-    layer = plan.attention_pairs[0].destination
-    per_token = pair.destination.content_bytes(layer) // pair.destination.block_tokens
-    assert whole.bytes - rest.bytes == skip * per_token * len(plan.attention_pairs)
+    made = make_state(pair.source, pair.tokens, seed=2)
+    first = 16 * data.draw(st.integers(0, pair.tokens // 16))
+    blocks = request_blocks(data, pair.source, pair.tokens)
+    own_blocks = request_blocks(data, pair.destination, pair.tokens)
+    source = memories(pair.source, pair.tokens, 1 << 32)
+    for memory in source:
+        memory.write_request(made, blocks)
+    request = ReadRequest(pair.tokens, blocks, own_blocks, first)
+    for memory in memories(pair.destination, pair.tokens, 1 << 40):
+        before = memory.bytes.copy()
+        memory.write_request(first_tokens(made, first), own_blocks)
+        moved, _ = read_all(source, memory, request)
+        zero_tails(memory, request)
+        memory.writes[:] = content_map(memory, own_blocks)
+        check_pages(memory, before, made, own_blocks)
+        plan = plan_pair(pair.source, pair.destination, memory.placement.rank)
+        layer = plan.attention_pairs[0].destination
+        per_token = pair.destination.content_bytes(layer) // pair.destination.block_tokens
+        saved = predict(plan, pair.tokens).bytes - moved
+        assert saved == first * per_token * len(plan.attention_pairs)
+
+
+def first_tokens(made: GlobalState, count: int) -> GlobalState:
+    """The same request after its first `count` tokens, with another recurrent state."""
+    return GlobalState(
+        state={
+            layer: {name: 255 - units for name, units in sections.items()}
+            for layer, sections in made.state.items()
+        },
+        keys={layer: keys[:count] for layer, keys in made.keys.items()},
+        values={layer: values[:count] for layer, values in made.values.items()},
+    )
 
 
 @FEW
