@@ -24,6 +24,9 @@ from hybridpd_geometry.side_table import Location, Row, SideTable
 from hybridpd_geometry.token_runs import TokenPairing
 
 MIDDLE_UNITS = 64
+"""The unit in between is at most this many fine units (tokens, on a GPU)."""
+SMALLEST_UNIT_BYTES = 16
+"""Block strides that force smaller units would make the id lists of a request absurdly long."""
 MAX_CACHED_TEMPLATES = 4096
 
 
@@ -109,8 +112,8 @@ class DescriptorTable:
     ) -> None:
         self.plan = plan
         self.source_rank = source_rank
-        self._local = SideTable(local)
-        self._remote = SideTable(remote)
+        self._local = SideTable(local, plan.destination.page_bytes)
+        self._remote = SideTable(remote, plan.source.page_bytes)
         self._templates: dict[tuple[int, int, int, int], tuple[_Piece, ...]] = {}
         self._batches = tuple(self._build_attention())
         self._states = tuple(self._build_states())
@@ -155,11 +158,11 @@ class DescriptorTable:
                     found.append(IdBatch(level.unit_bytes, bases, tuple(runs)))
         for state in self._states:
             pair = state.pair
-            block_run = (
-                self._local.block(request.destination.groups[pair.destination.group][-1]),
-                self._remote.block(request.source.groups[pair.source.group][-1]),
-                1,
-            )
+            local_ids = request.destination.groups[pair.destination.group][-1:]
+            remote_ids = request.source.groups[pair.source.group][-1:]
+            self._local.check_blocks(local_ids)
+            self._remote.check_blocks(remote_ids)
+            block_run = (local_ids[0], remote_ids[0], 1)
             found.extend(IdBatch(length, bases, (block_run,)) for length, bases in state.bases)
         return found
 
@@ -176,14 +179,10 @@ class DescriptorTable:
         self, number: int, batch: _Batch, request: ReadRequest
     ) -> list[list[tuple[int, int, int]]]:
         """Per level the runs relative to a region's first id; the same for all layers."""
-        local_ids = request.destination.groups[batch.pair.destination.group]
-        remote_ids = request.source.groups[batch.pair.source.group]
         levels = batch.levels
         found: list[list[tuple[int, int, int]]] = [[] for _ in levels]
-        for overlap in self.plan.overlaps(request.tokens, request.first_token):
-            local_block = self._local.block(local_ids[overlap.destination_index])
-            remote_block = self._remote.block(remote_ids[overlap.source_index])
-            for level, local_at, remote_at, units in self._pieces(number, batch, overlap):
+        for local_block, remote_block, pieces in self._placed(number, batch, request):
+            for level, local_at, remote_at, units in pieces:
                 local_unit = local_at + local_block * levels[level].local_step
                 remote_unit = remote_at + remote_block * levels[level].remote_step
                 runs = found[level]
@@ -197,6 +196,31 @@ class DescriptorTable:
                         continue
                 runs.append((local_unit, remote_unit, units))
         return found
+
+    def _placed(
+        self, number: int, batch: _Batch, request: ReadRequest
+    ) -> Iterator[tuple[int, int, tuple[_Piece, ...]]]:
+        """(local block, remote block, pieces) for every overlap of blocks of the request."""
+        local_ids = request.destination.groups[batch.pair.destination.group]
+        remote_ids = request.source.groups[batch.pair.source.group]
+        self._local.check_blocks(local_ids)
+        self._remote.check_blocks(remote_ids)
+        first, block = request.first_token, self.plan.destination.block_tokens
+        if block == self.plan.source.block_tokens and first % block == 0:
+            # Equal blocks meet one to one: all full ones have the same pieces.
+            start, stop = first // block, request.tokens // block
+            whole = self._pieces(number, batch, BlockOverlap(0, 0, 0, 0, block))
+            for local_block, remote_block in zip(
+                local_ids[start:stop], remote_ids[start:stop], strict=True
+            ):
+                yield local_block, remote_block, whole
+            first = max(first, stop * block)
+        for overlap in self.plan.overlaps(request.tokens, first):
+            yield (
+                local_ids[overlap.destination_index],
+                remote_ids[overlap.source_index],
+                self._pieces(number, batch, overlap),
+            )
 
     def _pieces(self, number: int, batch: _Batch, overlap: BlockOverlap) -> tuple[_Piece, ...]:
         """The runs of one overlap of blocks in units of the levels, relative to the blocks."""
@@ -295,6 +319,12 @@ def _levels(pairing: TokenPairing, local_stride: int, remote_stride: int) -> tup
     """Unit sizes, coarsest first; every one divides both strides."""
     strides = gcd(local_stride, remote_stride)
     fine = gcd(pairing.fine_unit_bytes, strides)
+    if fine < min(pairing.fine_unit_bytes, SMALLEST_UNIT_BYTES):
+        raise GeometryError(
+            "placement.block_strides",
+            f"multiples of {SMALLEST_UNIT_BYTES} bytes",
+            f"{local_stride} here and {remote_stride} there",
+        )
     coarse = gcd(pairing.coarse_unit_bytes, strides)
     sizes = {fine, coarse} if coarse % fine == 0 else {fine}
     middle = fine * MIDDLE_UNITS

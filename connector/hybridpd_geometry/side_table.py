@@ -6,6 +6,7 @@ Rows stand behind each other; a descriptor's id is its position over all rows.  
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,8 +53,14 @@ class _Place:
 class SideTable:
     """The rows of one side, and ids to locations and back (a bijection)."""
 
-    def __init__(self, placement: RankPlacement) -> None:
+    def __init__(self, placement: RankPlacement, page_bytes: int) -> None:
         self.placement = check_placement(placement)
+        if min(placement.block_strides) < page_bytes:
+            raise GeometryError(
+                "placement.block_strides",
+                f"at least a page of {page_bytes} bytes",
+                min(placement.block_strides),
+            )
         self.size = 0
         self._places: list[_Place] = []
         self._index: dict[tuple[int, int, int, str], int] = {}
@@ -98,16 +105,16 @@ class SideTable:
             )
         return first
 
-    def block(self, block_id: int) -> int:
-        """`block_id`, if this rank has such a block."""
-        if 0 <= block_id < self.placement.num_blocks:
-            return block_id
-        raise GeometryError(
-            "block id",
-            f"0..{self.placement.num_blocks - 1}",
-            block_id,
-            f"Rank {self.placement.rank} has no such block.",
-        )
+    def check_blocks(self, ids: Sequence[int]) -> None:
+        """Refuse block ids that this rank does not have (ids may come from a peer)."""
+        if ids and not 0 <= min(ids) <= max(ids) < self.placement.num_blocks:
+            bad = next(i for i in ids if not 0 <= i < self.placement.num_blocks)
+            raise GeometryError(
+                "block id",
+                f"0..{self.placement.num_blocks - 1}",
+                bad,
+                f"Rank {self.placement.rank} has no such block.",
+            )
 
     def locate(self, descriptor_id: int) -> Location:
         """The bytes that `descriptor_id` names."""

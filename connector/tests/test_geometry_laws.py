@@ -23,11 +23,11 @@ from hybridpd_geometry import (
 )
 
 SETTINGS = settings(
-    max_examples=120,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-FEW = settings(SETTINGS, max_examples=40)
+FEW = settings(SETTINGS, max_examples=30)
 
 
 def memories(layout: CacheLayout, tokens: int, base: int) -> list[RankMemory]:

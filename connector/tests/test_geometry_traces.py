@@ -247,5 +247,8 @@ def test_tables_need_placements_of_the_right_ranks_and_layers() -> None:
         build_table(plan, 0, good, placement(layout, 0, 0))
     with pytest.raises(GeometryError, match="local 1, remote 1"):
         build_table(plan, 1, placement(layout, 0, 0), good)
+    for strides, message in (((100,), "at least a page"), ((good.block_strides[0] + 1,), "of 16")):
+        with pytest.raises(GeometryError, match=message):
+            build_table(plan, 1, replace(good, block_strides=strides), good)
     with pytest.raises(GeometryError, match="does not place this layer"):
         build_table(plan, 1, replace(good, layer_region={STATE: 0}), good)

@@ -136,7 +136,7 @@ PATHS = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(path=st.sampled_from(PATHS), value=JSON)
 def test_any_json_is_read_or_refused(path: str, value: object) -> None:
     data = json.loads(json.dumps(LAYOUT.to_dict()))
