@@ -206,7 +206,6 @@ def _down() -> None:
     _restore_settings()
     for folder in (_recorded_cluster_folder() / "state", state_folder(), runtime_folder()):
         remove_tree(folder)
-    node.remove_private_folders()
     kubeconfig_path().unlink(missing_ok=True)
 
 

@@ -6,7 +6,6 @@ Programs enter with nsenter: `ip netns exec` would mount /sys anew, which hides 
 from the kubelet.
 """
 
-import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,8 @@ from hybridpd_cluster.settings import clean_environment, state_folder
 from tooling.binaries import program
 
 _LOG_LINES_SHOWN = 25
-# Fixed paths of kubelet and CNI that shall not show on the host.
+# Fixed paths of kubelet and CNI: inside the node they lead to the state folder. The folders
+# themselves stay on the host, empty: removing one would unmount it in another cluster's namespace.
 _PRIVATE_FOLDERS = ("/var/log", "/var/lib/kubelet", "/var/lib/cni")
 _JOIN_AND_RUN = 'echo $$ > "$1/cgroup.procs" && shift && exec "$@"'
 
@@ -97,12 +97,3 @@ def last_lines(name: str) -> str:
     path = log_path(name)
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return "\n".join([f"(log: {path})", *lines[-_LOG_LINES_SHOWN:]])
-
-
-def remove_private_folders() -> None:
-    """Removes the host folders that only served as places to mount on, where they are empty."""
-    for folder in ("/var/lib/kubelet", "/var/lib/cni"):
-        try:
-            os.rmdir(folder)
-        except OSError:  # absent, or somebody else's
-            continue

@@ -6,17 +6,22 @@ from pathlib import Path
 
 from tooling.binaries import cache_folder
 
-NAME = "hybridpd"
-NODE_NAME = "hybridpd-node"
-NETWORK_NAMESPACE = "hybridpd-node"
-HOST_LINK = "hybridpd0"
+# A second cluster may stand beside the first: tests of this tool itself use number 1.
+NUMBER = int(os.environ.get("HYBRIDPD_CLUSTER_NUMBER", "0"))
+_SUFFIX = f"-{NUMBER}" if NUMBER else ""
+
+NAME = f"hybridpd{_SUFFIX}"
+NODE_NAME = f"hybridpd-node{_SUFFIX}"
+NETWORK_NAMESPACE = NODE_NAME
+HOST_LINK = f"hybridpd{NUMBER}"
 NODE_LINK = "uplink0"
-CGROUP = "hybridpd-node"
+CGROUP = NODE_NAME
 
 # 198.18.0.0/15 is reserved for benchmarks of networks: it exists on no network that routes.
-NODE_RANGE = ipaddress.ip_network("198.18.224.0/29")
-POD_RANGE = ipaddress.ip_network("198.18.225.0/24")
-SERVICE_RANGE = ipaddress.ip_network("198.18.226.0/24")
+_THIRD = 224 + 4 * NUMBER
+NODE_RANGE = ipaddress.ip_network(f"198.18.{_THIRD}.0/29")
+POD_RANGE = ipaddress.ip_network(f"198.18.{_THIRD + 1}.0/24")
+SERVICE_RANGE = ipaddress.ip_network(f"198.18.{_THIRD + 2}.0/24")
 HOST_ADDRESS = NODE_RANGE[1]
 NODE_ADDRESS = NODE_RANGE[2]
 KUBERNETES_SERVICE = SERVICE_RANGE[1]
@@ -37,8 +42,8 @@ CNI_PLUGINS = Path("/usr/lib/cni")
 
 
 def cluster_folder() -> Path:
-    """Everything of the running cluster, and the built images."""
-    return cache_folder() / "cluster"
+    """Everything of the running cluster, and its kubeconfig."""
+    return cache_folder() / f"cluster{_SUFFIX}"
 
 
 def state_folder() -> Path:
