@@ -1,82 +1,112 @@
 """The operator's bundled catalogue and flag tables against the installed transformers and vLLM.
 
-No engine is started. The catalogue's arithmetic is tested without these packages
-(operator/tests/test_operator_catalogue.py).
+No engine is started; one process imports both packages and tells what they say. The catalogue's
+arithmetic is tested without them (operator/tests/test_operator_catalogue.py).
 """
 
 import dataclasses
+import json
+import subprocess
+import sys
 
 import pytest
-from transformers import AutoConfig
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hybridpd_geometry import facts_from_config
 from hybridpd_operator import reserved_args
 from hybridpd_operator.catalogue import entries
 
+ENTRIES = pytest.mark.parametrize("entry", entries(), ids=[entry.name for entry in entries()])
 #: Fields of config.json that transformers keeps under other names.
 RENAMED = {"architectures", "hybrid_override_pattern", "full_attention_interval", "dtype"}
 
+PROGRAM = """
+import json, sys
+from transformers import AutoConfig
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-def built(entry):
-    return AutoConfig.for_model(**entry.config)
+wanted = json.load(sys.stdin)
+parser = make_arg_parser(FlexibleArgumentParser())
+flags = {}
+for action in parser._actions:
+    shorts = [o[1:] for o in action.option_strings if not o.startswith("--")]
+    flags.update({o[2:]: shorts for o in action.option_strings if o.startswith("--")})
 
+def say(model_type, fields, **config):
+    made = AutoConfig.for_model(model_type, **config)
+    return {field: getattr(made, field) for field in fields}
 
-@pytest.mark.parametrize("entry", entries(), ids=[entry.name for entry in entries()])
-def test_transformers_reads_every_field(entry):
-    config = built(entry)
-    read = {key: getattr(config, key) for key in entry.config if key not in RENAMED}
-    assert read == {key: value for key, value in entry.config.items() if key not in RENAMED}
-
-
-@pytest.mark.parametrize("entry", entries(), ids=[entry.name for entry in entries()])
-def test_fields_said_to_be_defaults_are_the_defaults(entry):
-    plain = AutoConfig.for_model(entry.config["model_type"])
-    assert {key: getattr(plain, key) for key in entry.defaults} == {
-        key: entry.config[key] for key in entry.defaults
-    }
-
-
-@pytest.mark.parametrize("entry", entries(), ids=[entry.name for entry in entries()])
-def test_what_transformers_writes_gives_the_same_facts(entry):
-    """A checkpoint saved by this transformers has other names for layers; the facts are equal."""
-    written = {**built(entry).to_dict(), "dtype": entry.config["dtype"]}
-    ours = facts_from_config(entry.config)
-    theirs = facts_from_config(written)
-    assert dataclasses.asdict(theirs) == dataclasses.asdict(ours)
+print("ANSWER" + json.dumps({
+    "flags": flags,
+    "abbreviated": [
+        parser.parse_args(args).tensor_parallel_size
+        for args in (["--tensor-par", "4"], ["--tensor_parallel_size=2"], ["-tp=8"])
+    ],
+    "read": {n: say(fields=one["fields"], **one["config"]) for n, one in wanted.items()},
+    "defaults": {
+        n: say(one["config"]["model_type"], one["defaults"]) for n, one in wanted.items()
+    },
+    "written": {n: AutoConfig.for_model(**one["config"]).to_dict() for n, one in wanted.items()},
+}, default=str))
+"""
 
 
 @pytest.fixture(scope="module")
-def known_flags():
-    """vLLM's flags without dashes: long name → short names."""
-    parser = make_arg_parser(FlexibleArgumentParser())
-    flags = {}
-    for action in parser._actions:
-        longs = [o[2:] for o in action.option_strings if o.startswith("--")]
-        shorts = [o[1:] for o in action.option_strings if not o.startswith("--")]
-        for name in longs:
-            flags[name] = shorts
-    return flags
+def installed():
+    """What the installed packages say about every entry and flag."""
+    wanted = {
+        entry.name: {
+            "config": dict(entry.config),
+            "fields": [key for key in entry.config if key not in RENAMED],
+            "defaults": list(entry.defaults),
+        }
+        for entry in entries()
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps(wanted),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.rpartition("ANSWER")[2])
 
 
-def test_every_flag_we_speak_of_exists_with_its_short_name(known_flags):
+@ENTRIES
+def test_transformers_reads_every_field(entry, installed):
+    given = {key: value for key, value in entry.config.items() if key not in RENAMED}
+    assert installed["read"][entry.name] == given
+
+
+@ENTRIES
+def test_fields_said_to_be_defaults_are_the_defaults(entry, installed):
+    assert installed["defaults"][entry.name] == {key: entry.config[key] for key in entry.defaults}
+
+
+@ENTRIES
+def test_what_transformers_writes_gives_the_same_facts(entry, installed):
+    """A checkpoint saved by this transformers has other names for layers; the facts are equal."""
+    written = {**installed["written"][entry.name], "dtype": entry.config["dtype"]}
+    theirs, ours = facts_from_config(written), facts_from_config(entry.config)
+    assert dataclasses.asdict(theirs) == dataclasses.asdict(ours)
+
+
+def test_every_flag_we_speak_of_exists_with_its_short_name(installed):
+    flags = installed["flags"]
     for owned in (*reserved_args.OWNED_FLAGS, *reserved_args.GEOMETRY_FLAGS):
-        assert owned.name in known_flags, owned.name
-        assert [owned.short] == (known_flags[owned.name] or [None]), owned.name
+        assert owned.name in flags, owned.name
+        assert flags[owned.name] == ([owned.short] if owned.short else []), owned.name
 
 
-def test_no_other_flag_of_vllm_is_refused(known_flags):
+def test_no_other_flag_of_vllm_is_refused(installed):
     """A whole flag must not look like the abbreviation of one that we own."""
     ours = {one.name for one in (*reserved_args.OWNED_FLAGS, *reserved_args.GEOMETRY_FLAGS)}
-    others = [name for name in known_flags if name.removeprefix("no-") not in ours]
+    others = [name for name in installed["flags"] if name.removeprefix("no-") not in ours]
     refused = [n for n in others if reserved_args.flag_problems([f"--{n}"], "args", "prefill")]
     assert len(others) > 150
     assert refused == []
 
 
-def test_vllm_reads_abbreviations_so_we_have_to(known_flags):
-    parser = make_arg_parser(FlexibleArgumentParser())
-    assert parser.parse_args(["--tensor-par", "4"]).tensor_parallel_size == 4
-    assert parser.parse_args(["--tensor_parallel_size=2"]).tensor_parallel_size == 2
-    assert "tensor-par" not in known_flags
+def test_vllm_reads_abbreviations_and_underscores_so_we_have_to(installed):
+    assert installed["abbreviated"] == [4, 2, 8]
