@@ -163,7 +163,7 @@ def _json(flag: Flag) -> Mapping[str, Any]:
     text = _one_value(flag, "a JSON object")
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = text
     if flag.keys:
         for key in reversed(flag.keys):

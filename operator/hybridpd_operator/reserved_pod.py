@@ -84,7 +84,7 @@ def _problems(template: Mapping[str, Any], role: str, ports: tuple[int, ...]) ->
     yield from _unknown_keys(template, path, _TOP_KEYS)
     metadata = _mapping(template.get("metadata"))
     yield from _unknown_keys(metadata, f"{path}.metadata", _METADATA_KEYS)
-    for label in _mapping(metadata.get("labels")):
+    for label in map(str, _mapping(metadata.get("labels"))):
         if label.startswith(f"{GROUP}/") or label in _OWNED_LABELS:
             yield _reserved(f"{path}.metadata.labels.{label}", "nothing: selectors rely on it")
     spec = _mapping(template.get("spec"))
