@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import waits
+from hybridpd_cluster import lifecycle
 from kubectl import Kubectl, KubectlError, Object
 
 NAMESPACE = "hybridpd-cluster-test"
@@ -252,3 +253,14 @@ def test_killed_up_is_cleared_by_down(admin: Kubectl) -> None:
     assert leftovers() == []
     assert run_second("status") == 1
     assert admin.find("nodes")  # the first cluster did not notice
+
+
+def test_folders_are_removed_without_touching_what_is_mounted_in_them(tmp_path: Path) -> None:
+    data, tree = tmp_path / "data", tmp_path / "tree"
+    (tree / "volume").mkdir(parents=True)
+    data.mkdir()
+    (data / "checkpoint").write_text("precious")
+    subprocess.run(["mount", "--bind", str(data), str(tree / "volume")], check=True)
+    lifecycle.remove_tree(tree)
+    assert not tree.exists()
+    assert (data / "checkpoint").read_text() == "precious"

@@ -17,6 +17,7 @@ from hybridpd_cluster.settings import (
     PAUSE_IMAGE,
     POD_RANGE,
     SERVICE_RANGE,
+    SYSTEM_PATH,
     containerd_socket,
     runtime_folder,
     state_folder,
@@ -214,7 +215,7 @@ def _cni_configuration() -> Path:
 def containerd() -> Words:
     """The container runtime; its volatile state lies where socket paths stay short."""
     cri = 'plugins."io.containerd.grpc.v1.cri"'
-    runc = shutil.which("runc", path="/usr/local/sbin:/usr/sbin:/usr/bin") or "runc"
+    runc = shutil.which("runc", path=SYSTEM_PATH) or "runc"
     text = f"""version = 2
 root = "{state_folder() / "containerd"}"
 state = "{runtime_folder() / "containerd"}"
@@ -296,7 +297,5 @@ COMPONENTS = {
 def program_path(component: str) -> Path:
     """The file a component's process runs."""
     if component == "containerd":
-        return Path(
-            shutil.which("containerd", path="/usr/local/bin:/usr/bin") or "/usr/bin/containerd"
-        )
+        return Path(shutil.which("containerd", path=SYSTEM_PATH) or "/usr/bin/containerd")
     return program(component)

@@ -54,9 +54,12 @@ def product_sources() -> list[Path]:
     return [*(ROOT / folder for folder in _PRODUCT), *files]
 
 
-def _cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """A folder of the cache, filled beside its final name and renamed when it is whole."""
-    final = images_cache() / "contexts" / name
+def _cached(name: str, key: str, fill: Callable[[Path], None]) -> Path:
+    """A folder of the cache, filled beside its final name and renamed when it is whole.
+
+    Earlier ones of the same name, with other keys, are removed then.
+    """
+    final = images_cache() / "contexts" / f"{name}-{key}"
     if final.is_dir():
         return final
     with exclusive(images_cache() / ".contexts.lock"):
@@ -69,6 +72,8 @@ def _cached(name: str, fill: Callable[[Path], None]) -> Path:
         try:
             fill(working)
             working.chmod(0o755)
+            for older in final.parent.glob(f"{name}-*"):
+                shutil.rmtree(older)
             working.rename(final)
         finally:
             shutil.rmtree(working, ignore_errors=True)
@@ -92,7 +97,7 @@ def third_party(requirements: str) -> Path:
         target = ("--target", folder, "--no-deps", "--no-compile", *_FOR_IMAGE)
         _pip("install", "--quiet", *target, "-r", path)
 
-    return _cached(f"{requirements}-{content_key(path)}", fill)
+    return _cached(requirements, content_key(path), fill)
 
 
 def product() -> Path:
@@ -105,7 +110,7 @@ def product() -> Path:
             wheel = next(Path(wheels).glob("*.whl"))
             _pip("install", "--quiet", "--no-deps", "--no-compile", "--target", folder, wheel)
 
-    return _cached(f"product-{content_key(*product_sources())}", fill)
+    return _cached("product", content_key(*product_sources()), fill)
 
 
 def assemble(context: Path, parts: dict[str, list[Path]]) -> None:

@@ -75,9 +75,16 @@ def _ends_by_exception(signal_number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _ignore_interrupts() -> None:
+    """From here on the clearing runs to its end: a second interrupt would stop it half-way."""
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.SIG_IGN)
+
+
 def up() -> None:
     """Brings the cluster up, or does nothing when it runs; leaves nothing behind when it fails."""
-    signal.signal(signal.SIGTERM, _ends_by_exception)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _ends_by_exception)
     ensure_packages()
     build_all()
     with locked():
@@ -91,9 +98,7 @@ def up() -> None:
         try:
             _up()
         except BaseException:
-            # A second interrupt would stop the clearing half-way.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            _ignore_interrupts()
             say("cluster: did not come up; clearing")
             _keep_logs()
             _down()
@@ -192,8 +197,7 @@ def down() -> None:
         if not traces():
             say("cluster: already down")
             return
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _ignore_interrupts()
         start = time.monotonic()
         _down()
         say(f"cluster: down in {time.monotonic() - start:.1f} s")

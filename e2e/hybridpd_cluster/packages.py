@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hybridpd_cluster.command import run
 from hybridpd_cluster.errors import ClusterError
+from hybridpd_cluster.settings import SYSTEM_PATH, download_environment
 from tooling.binaries import say
 
 # program (or file) that shows the package is there → package
@@ -26,7 +27,6 @@ REQUIRED = {
     "nsenter": "util-linux",
     "openssl": "openssl",
 }
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _START_POLICY = Path("/usr/sbin/policy-rc.d")
 
 
@@ -36,7 +36,7 @@ def missing_packages() -> list[str]:
         {
             package
             for program, package in REQUIRED.items()
-            if shutil.which(program, path=_SYSTEM_PATH) is None and not Path(program).is_file()
+            if shutil.which(program, path=SYSTEM_PATH) is None and not Path(program).is_file()
         }
     )
 
@@ -70,7 +70,7 @@ def ensure_packages() -> None:
             f"packages: expected {', '.join(wanted)}; install them, apt-get is missing"
         )
     say(f"installing Debian packages: {', '.join(wanted)}")
-    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    quiet = {"DEBIAN_FRONTEND": "noninteractive", **download_environment()}
     with _services_stay_down():
         run(["apt-get", "update", "-q"], extra_environment=quiet)
         run(

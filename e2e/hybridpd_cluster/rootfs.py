@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hybridpd_cluster.command import run
 from hybridpd_cluster.errors import ClusterError
+from hybridpd_cluster.settings import download_environment
 from tooling.binaries import cache_folder, exclusive, say
 
 _SUITE = "bookworm"
@@ -85,7 +86,7 @@ def _make(root: RootFileSystem, working: Path) -> None:
     command = ["debootstrap", "--variant=minbase", f"--include={','.join(root.packages)}"]
     command += [f"--cache-dir={packages}", _SUITE, str(target)]
     try:
-        run([*alone, *command], timeout_seconds=1800)
+        run([*alone, *command], extra_environment=download_environment(), timeout_seconds=1800)
     except ClusterError as error:
         log = target / "debootstrap" / "debootstrap.log"
         said = log.read_text(errors="replace")[-2000:] if log.exists() else ""

@@ -38,6 +38,7 @@ GPU_LABEL = "nvidia.com/gpu.product=NVIDIA-H200"
 IMAGE_NAMESPACE = "k8s.io"
 PAUSE_IMAGE = "localhost/hybridpd-pause:dev"
 
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CNI_PLUGINS = Path("/usr/lib/cni")
 
 
@@ -74,5 +75,12 @@ def runtime_folder() -> Path:
 
 def clean_environment() -> dict[str, str]:
     """Environment for the cluster's programs: no proxy, no caller's KUBECONFIG."""
-    kept = ("PATH", "LANG", "TMPDIR")
-    return {key: os.environ[key] for key in kept if key in os.environ} | {"HOME": "/root"}
+    kept = {key: os.environ[key] for key in ("LANG", "TMPDIR") if key in os.environ}
+    # A root shell made with `su` has no sbin folders on its path.
+    path = os.pathsep.join((os.environ.get("PATH", ""), SYSTEM_PATH)).lstrip(os.pathsep)
+    return kept | {"HOME": "/root", "PATH": path}
+
+
+def download_environment() -> dict[str, str]:
+    """What programs that download need besides: the caller's proxy settings."""
+    return {key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")}
