@@ -13,8 +13,10 @@ ACCOUNT = f"system:serviceaccount:{release.NAMESPACE}:{release.ACCOUNT}"
 
 def may(kubectl: Kubectl, verb: str, resource: str) -> bool:
     """Whether the operator's account may do this in any namespace."""
+    resource, _, part = resource.partition("/")
+    flags = [f"--as={ACCOUNT}", f"--subresource={part}", "-A"]
     try:
-        said = kubectl.run("auth", "can-i", verb, resource, f"--as={ACCOUNT}", "-A")
+        said = kubectl.run("auth", "can-i", verb, resource, *flags)
     except KubectlError:  # kubectl ends with 1 when the answer is no
         return False
     return said.strip() == "yes"
