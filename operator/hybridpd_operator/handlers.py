@@ -33,6 +33,10 @@ _EXIT_SECONDS: Final = 25
 def register(registry: kopf.OperatorRegistry, controller: Controller, freshness: Freshness) -> None:
     """Add the handlers of one operator process to ``registry``."""
 
+    async def on_login(**facts: Any) -> Any:
+        # Asked again when the server no longer takes the token: a rotated one is read anew.
+        return kopf.login_with_service_account(**facts) or kopf.login_with_kubeconfig(**facts)
+
     async def on_service(
         namespace: str | None,
         name: str | None,
@@ -58,6 +62,7 @@ def register(registry: kopf.OperatorRegistry, controller: Controller, freshness:
     async def on_cleanup(**_: Any) -> None:
         await controller.stop()
 
+    kopf.on.login(registry=registry)(on_login)
     kopf.on.startup(registry=registry)(on_startup)
     kopf.on.cleanup(registry=registry)(on_cleanup)
     kopf.on.event(*_selector(HYBRIDPD_SERVICE), registry=registry)(on_service)
