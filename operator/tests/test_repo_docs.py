@@ -18,17 +18,15 @@ EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.yaml"))
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
-def test_field_reference_is_written_from_the_definition() -> None:
-    spec = importlib.util.spec_from_file_location(
-        "write_fields", ROOT / "docs" / "reference" / "write_fields.py"
-    )
+@pytest.mark.parametrize("name", ["write_fields", "write_metrics"])
+def test_the_reference_is_written_from_its_source(name: str) -> None:
+    path = ROOT / "docs" / "reference" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.OUTPUT.read_text() == module.document(), (
-        "run: python docs/reference/write_fields.py"
-    )
+    assert module.OUTPUT.read_text() == module.document(), f"run: python docs/reference/{name}.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
