@@ -26,8 +26,8 @@ them at `/metrics`, with vLLM's labels `model_name` and `engine`. The operator r
 
 FOOTER = """
 `hybridpd_read_bytes_total` and `hybridpd_predicted_bytes_total` grow together: the prediction is
-made from the two engines' layouts and the number of prompt tokens, the other is what NIXL counted. A
-difference is a fault worth reporting.
+made from the two engines' layouts and the number of prompt tokens, the other is what NIXL counted.
+A difference is a fault worth reporting.
 """
 
 
