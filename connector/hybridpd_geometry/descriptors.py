@@ -214,7 +214,7 @@ class DescriptorTable:
                 local_ids[start:stop], remote_ids[start:stop], strict=True
             ):
                 yield local_block, remote_block, whole
-            first = max(first, stop * block)
+            first = stop * block
         for overlap in self.plan.overlaps(request.tokens, first):
             yield (
                 local_ids[overlap.destination_index],

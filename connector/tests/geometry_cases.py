@@ -69,7 +69,7 @@ def engines(
 ) -> EngineFacts:
     """An engine for `model`: any block size, kernel block a divisor of it, either alignment."""
     alignment = draw(st.sampled_from([16, 32, 48]))
-    block_size = draw(st.sampled_from([None, 16, 32, 64]))
+    block_size = draw(st.sampled_from([None, 16, 32, 96, 96, 192]))
     facts = EngineFacts(
         tp_size,
         kv_dtype=kv_dtype,
@@ -81,7 +81,7 @@ def engines(
     block_tokens = plan_engine(model, facts).block_tokens
     grain = 1 if packing in ("token", "latent") else 16
     kernels = [n for n in range(grain, block_tokens + 1, grain) if block_tokens % n == 0]
-    kernel = draw(st.sampled_from([None, *kernels[-3:]]))
+    kernel = draw(st.sampled_from([None, *kernels[-6:]]))
     return EngineFacts(
         tp_size,
         kv_dtype=kv_dtype,
@@ -119,19 +119,23 @@ def pairs(draw: st.DrawFn, hybrid: bool | None = None) -> Pair:
     return Pair(model, source, destination, draw(st.integers(1, min(longest, 300))))
 
 
-def request_blocks(draw_ids: st.DataObject, layout: CacheLayout, tokens: int) -> RequestBlocks:
-    """Distinct block ids for every group, in any order; one spare block at the end."""
+def request_blocks(
+    draw_ids: st.DataObject, layout: CacheLayout, tokens: int, spare: int = 0
+) -> RequestBlocks:
+    """Distinct block ids for every group, in any order, `spare` more than the tokens need."""
+    counts = [
+        -(-tokens // layout.block_tokens) + spare if kind == "attention" else 1
+        for kind in layout.group_kinds
+    ]
+    order = draw_ids.draw(st.permutations(range(block_count(layout, tokens))))
     per_group = []
-    used = 0
-    for kind in layout.group_kinds:
-        count = -(-tokens // layout.block_tokens) if kind == "attention" else 1
-        per_group.append(range(used, used + count))
-        used += count
-    order = draw_ids.draw(st.permutations(range(used + 1)))
-    return RequestBlocks(tuple(tuple(order[i] for i in ids) for ids in per_group))
+    for count in counts:
+        per_group.append(tuple(order[:count]))
+        order = order[count:]
+    return RequestBlocks(tuple(per_group))
 
 
 def block_count(layout: CacheLayout, tokens: int) -> int:
-    """Blocks a memory needs so that `request_blocks` fits."""
-    per_attention = -(-tokens // layout.block_tokens)
+    """Blocks a memory needs for a request, with one spare per attention group and one unused."""
+    per_attention = -(-tokens // layout.block_tokens) + 1
     return sum(per_attention if k == "attention" else 1 for k in layout.group_kinds) + 1

@@ -113,24 +113,30 @@ def pack_head(packing: str, keys: Bytes, values: Bytes) -> Bytes:
 
 
 class RankMemory:
-    """One rank's cache in one buffer, with addresses that look like another process's."""
+    """One rank's cache in one buffer, with addresses that look like another process's.
+
+    Regions lie one behind the other, or (`interleaved`) all pages of a block side by side.
+    """
 
     def __init__(
-        self, layout: CacheLayout, rank: int, num_blocks: int, base: int, seed: int
+        self, layout: CacheLayout, rank: int, num_blocks: int, base: int, interleaved: bool
     ) -> None:
         self.layout = layout
         self.base = base
-        regions = layout.region_count
-        size = num_blocks * layout.page_bytes
-        self.bytes = np.random.default_rng(seed).integers(
-            0, 256, size=regions * size, dtype=np.uint8
+        regions, page = layout.region_count, layout.page_bytes
+        total = regions * num_blocks * page
+        self.bytes = np.random.default_rng(base % 97 + rank).integers(
+            0, 256, size=total, dtype=np.uint8
         )
-        self.writes = np.zeros(regions * size, dtype=np.int32)
+        self.writes = np.zeros(total, dtype=np.int32)
+        region_stride, block_stride = num_blocks * page, page
+        if interleaved:
+            region_stride, block_stride = page, regions * page
         self.placement = RankPlacement(
             rank=rank,
             num_blocks=num_blocks,
-            region_bases=tuple(base + region * size for region in range(regions)),
-            block_strides=(layout.page_bytes,) * regions,
+            region_bases=tuple(base + region * region_stride for region in range(regions)),
+            block_strides=(block_stride,) * regions,
             layer_region={layer.name: layer.slot for layer in layout.layers},
         )
 

@@ -5,6 +5,8 @@ addresses and copied; every destination rank must then hold exactly what a singl
 destination's TP would hold, and nothing else may have changed.
 """
 
+from itertools import accumulate
+
 import numpy as np
 from geometry_cases import Pair, block_count, pairs, request_blocks
 from geometry_reference import GlobalState, RankMemory, address_of, make_state
@@ -30,10 +32,12 @@ SETTINGS = settings(
 FEW = settings(SETTINGS, max_examples=30)
 
 
-def memories(layout: CacheLayout, tokens: int, base: int) -> list[RankMemory]:
+def memories(
+    layout: CacheLayout, tokens: int, base: int, interleaved: bool = False
+) -> list[RankMemory]:
     blocks = block_count(layout, tokens)
     return [
-        RankMemory(layout, rank, blocks, base * (rank + 1) + 64, seed=base % 97 + rank)
+        RankMemory(layout, rank, blocks, base * (rank + 1) + 64, interleaved)
         for rank in range(layout.tp_size)
     ]
 
@@ -95,16 +99,19 @@ def content_map(memory: RankMemory, blocks: RequestBlocks) -> np.ndarray:
 
 
 @SETTINGS
-@given(pair=pairs(), data=st.data())
-def test_destination_pages_equal_a_single_engines(pair: Pair, data: st.DataObject) -> None:
+@given(pair=pairs(), data=st.data(), shape=st.tuples(st.booleans(), st.booleans(), st.booleans()))
+def test_destination_pages_equal_a_single_engines(
+    pair: Pair, data: st.DataObject, shape: tuple[bool, bool, bool]
+) -> None:
+    source_interleaved, interleaved, spare = shape
     made = make_state(pair.source, pair.tokens, seed=pair.tokens)
-    source = memories(pair.source, pair.tokens, 1 << 32)
+    source = memories(pair.source, pair.tokens, 1 << 32, source_interleaved)
     source_blocks = request_blocks(data, pair.source, pair.tokens)
-    destination_blocks = request_blocks(data, pair.destination, pair.tokens)
+    destination_blocks = request_blocks(data, pair.destination, pair.tokens, int(spare))
     for memory in source:
         memory.write_request(made, source_blocks)
     request = ReadRequest(pair.tokens, source_blocks, destination_blocks)
-    for memory in memories(pair.destination, pair.tokens, 1 << 40):
+    for memory in memories(pair.destination, pair.tokens, 1 << 40, interleaved):
         before = memory.bytes.copy()
         moved, descriptors = read_all(source, memory, request)
         zero_tails(memory, request)
@@ -140,16 +147,22 @@ def test_there_and_back_is_the_identity(pair: Pair, data: st.DataObject) -> None
 
 
 @FEW
-@given(pair=pairs(), data=st.data())
-def test_ids_are_a_bijection(pair: Pair, data: st.DataObject) -> None:
+@given(pair=pairs(), data=st.data(), interleaved=st.booleans())
+def test_ids_are_a_bijection(pair: Pair, data: st.DataObject, interleaved: bool) -> None:
     plan = plan_pair(pair.source, pair.destination, pair.destination.tp_size - 1)
     rank = data.draw(st.sampled_from(plan.sources))
-    local = memories(pair.destination, pair.tokens, 1 << 40)[plan.destination_rank]
-    remote = memories(pair.source, pair.tokens, 1 << 32)[rank]
+    local, remote = (
+        memories(layout, pair.tokens, base, interleaved)[number]
+        for layout, base, number in (
+            (pair.destination, 1 << 40, plan.destination_rank),
+            (pair.source, 1 << 32, rank),
+        )
+    )
     table = build_table(plan, rank, local.placement, remote.placement)
     for side, memory in (("local", local), ("remote", remote)):
-        size = sum(row.count for row in getattr(table, f"{side}_rows"))
-        ids = {0, size - 1, *data.draw(st.lists(st.integers(0, size - 1), max_size=40))}
+        ends = list(accumulate(row.count for row in getattr(table, f"{side}_rows")))
+        any_ids = data.draw(st.lists(st.integers(0, ends[-1] - 1), max_size=40))
+        ids = {0, *(end - 1 for end in ends), *any_ids}
         for descriptor_id in ids:
             check_id(table, side, memory, descriptor_id)
 
@@ -165,8 +178,9 @@ def check_id(table: DescriptorTable, side: str, memory: RankMemory, descriptor_i
         + location.block * placement.block_strides[location.region]
         + location.offset
     )
+    memory.span(address, length)
     assert 0 <= location.block < placement.num_blocks
-    assert location.offset + location.length <= memory.layout.page_bytes
+    assert location.offset + location.length <= placement.block_strides[location.region]
 
 
 @FEW
