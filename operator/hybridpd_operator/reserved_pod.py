@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridpd_operator.errors import FieldError
+from hybridpd_operator.manifests.merge import MERGE_KEYS
 from hybridpd_operator.names import (
     CONNECTOR_CONTAINER,
     CONNECTOR_PYTHON_PATH,
@@ -30,6 +31,8 @@ _TOP_KEYS = ("metadata", "spec")
 _METADATA_KEYS = ("labels", "annotations")
 _OWNED_LABELS = (LABEL_NAME, LABEL_INSTANCE, LABEL_MANAGED_BY)
 _DIRECTIVE = "$patch"
+#: Fields that name an item of a list; where there are more, none of them has to be given.
+_MOST_NAMES = 2
 
 #: `spec` fields of every pod, and what to use instead ({role}: prefill, decode or router).
 _POD_FIELDS: Mapping[str, str] = {
@@ -82,6 +85,7 @@ def pod_template_problems(
 def _problems(template: Mapping[str, Any], role: str, ports: tuple[int, ...]) -> Iterator[Problem]:
     path = f"spec.{role}.podTemplate"
     yield from _unknown_keys(template, path, _TOP_KEYS)
+    yield from _misshapen(template, path)
     metadata = _mapping(template.get("metadata"))
     yield from _unknown_keys(metadata, f"{path}.metadata", _METADATA_KEYS)
     for label in map(str, _mapping(metadata.get("labels"))):
@@ -148,6 +152,48 @@ def _env(env: object, path: str) -> Iterator[Problem]:
             yield Problem(INVALID_FIELD, problem.path, f"expected {problem.expected}")
     else:
         yield from env_problems(read, path)
+
+
+def _misshapen(template: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    """What a merge could not lay over the pod: lists without items, items without their name."""
+    for key in _TOP_KEYS:
+        if key in template and not isinstance(template[key], Mapping):
+            yield _shape(f"{path}.{key}", "an object", template[key])
+    spec = _mapping(template.get("spec"))
+    if "containers" in spec and spec["containers"] is None:
+        yield _shape(f"{path}.spec.containers", "a list", None)
+    yield from _misshapen_lists(spec, f"{path}.spec")
+
+
+def _misshapen_lists(value: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    for key, inner in value.items():
+        where = f"{path}.{key}"
+        if isinstance(inner, Mapping):
+            yield from _misshapen_lists(inner, where)
+        if key not in MERGE_KEYS or inner is None:
+            continue
+        if not isinstance(inner, list | tuple):
+            yield _shape(where, "a list", inner)
+            continue
+        for i, item in enumerate(inner):
+            if not isinstance(item, Mapping):
+                yield _shape(f"{where}[{i}]", "an object", item)
+                continue
+            yield from _unnamed(item, f"{where}[{i}]", MERGE_KEYS[key])
+            yield from _misshapen_lists(item, f"{where}[{i}]")
+
+
+def _unnamed(item: Mapping[str, Any], path: str, keys: tuple[str, ...]) -> Iterator[Problem]:
+    for key in keys:
+        if not isinstance(item.get(key, ""), str | int):
+            yield _shape(f"{path}.{key}", "a name or number", item[key])
+    # Tolerations have no name: all their fields together tell them apart.
+    if len(keys) <= _MOST_NAMES and not item.get(keys[0]):
+        yield _shape(f"{path}.{keys[0]}", "a value, which the list merges by", item.get(keys[0]))
+
+
+def _shape(path: str, expected: str, got: object) -> Problem:
+    return Problem(INVALID_FIELD, path, f"expected {expected}, got {str(got)[:60]}; correct it")
 
 
 def _unknown_keys(value: Mapping[str, Any], path: str, known: tuple[str, ...]) -> Iterator[Problem]:

@@ -14,9 +14,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridpd_operator import cli
 from hybridpd_operator.catalogue import entries
-from hybridpd_operator.report import Report, text
-from hybridpd_operator.validate import assess
+from hybridpd_operator.report import text
 
 SCALARS = (
     st.none()
@@ -106,12 +106,12 @@ def resource(spec: Any) -> dict[str, Any]:
 
 
 def answered(value: dict[str, Any]) -> None:
-    """There is a verdict, and both forms of the report can print it."""
-    verdict = assess(value)
-    report = Report("demo", verdict)
+    """There is a verdict, children where it may start, and both forms of the report print it."""
+    (report,) = cli.plan([value], cli.DEFAULT_IMAGES)
     json.dumps(report.to_dict())
     assert text(report)
-    assert verdict.may_start == (not verdict.problems)
+    verdict = report.assessment
+    assert verdict.may_start == (not verdict.problems) == bool(report.children)
 
 
 @settings(max_examples=300, deadline=None)

@@ -188,8 +188,29 @@ def test_a_pod_template_cannot_change_what_is_owned(
     template: dict[str, Any], field: str, instead: str
 ) -> None:
     found = pod_template_problems(template, "prefill", (8000, 5600))
-    assert found[0].field == f"spec.prefill.podTemplate.{field}"
-    assert instead in found[0].message
+    messages = [one.message for one in found if one.field == f"spec.prefill.podTemplate.{field}"]
+    assert messages
+    assert instead in messages[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "field"),
+    [
+        ({"spec": None}, "spec"),
+        ({"metadata": "x"}, "metadata"),
+        ({"spec": {"containers": None}}, "spec.containers"),
+        ({"spec": {"containers": {"name": "engine"}}}, "spec.containers"),
+        ({"spec": {"containers": [{"image": "a:1"}]}}, "spec.containers[0].name"),
+        ({"spec": {"volumes": [None]}}, "spec.volumes[0]"),
+        (engine(env=[{"name": ["A"]}]), "spec.containers[0].env[0].name"),
+        (engine(volumeMounts=[{"name": "v"}]), "spec.containers[0].volumeMounts[0].mountPath"),
+    ],
+)
+def test_a_pod_template_that_cannot_be_merged_is_refused(
+    template: dict[str, Any], field: str
+) -> None:
+    found = pod_template_problems(template, "decode")
+    assert f"spec.decode.podTemplate.{field}" in [one.field for one in found]
 
 
 def test_a_pod_template_may_add_and_tune() -> None:
