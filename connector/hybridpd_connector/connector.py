@@ -7,7 +7,7 @@ vLLM builds one instance in the scheduler's process and one per rank; each holds
 module is imported in the API server too, hence everything heavy is imported when a half is built.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -21,29 +21,31 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from hybridpd_connector import __version__
-from hybridpd_connector.handshake import RankHello
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ImportError:  # vLLM before 0.32 does not split hits by source
+    HIT_SOURCE: Any = None
+else:
+    HIT_SOURCE = CacheHitSource.P2P
+
 from hybridpd_connector.metadata import RequestFacts, StepOrders
-from hybridpd_connector.vllm_compat import EngineSettings, check_engine
+from hybridpd_connector.vllm_compat import check_engine
+from hybridpd_connector.vllm_metrics import HybridPromMetrics, HybridStats, stats_from
 
 if TYPE_CHECKING:
     from hybridpd_connector.scheduler_side import SchedulerHalf
+    from hybridpd_connector.vllm_engine import RankPart, SchedulerSide
     from hybridpd_connector.worker_side import WorkerHalf
 
 CLASS_NAME = "HybridNixlConnector"
 COMPLETED = ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED")
-DEFAULT_LEASE_SECONDS = 30
-DEFAULT_POLL_INTERVAL_SECONDS = 0.002
-DEFAULT_HANDSHAKE_TIMEOUT_SECONDS = 30.0
-RENEW_INTERVAL_SECONDS = 0.25
 
 
 class HandshakeMetadata(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """One rank's part of the hello; travels from the worker to the scheduler's process."""
 
-    def __init__(self, hello: RankHello, layout: dict[str, object]) -> None:
-        self.hello = hello
-        self.layout = layout
+    def __init__(self, part: "RankPart") -> None:
+        self.part = part
 
 
 class ConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]
@@ -68,6 +70,8 @@ class FailureReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Hands hybrid models' caches from prefill to decode engines over NIXL. See the module."""
 
+    _cache_hit_source = HIT_SOURCE
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = check_engine(vllm_config, kv_cache_config)
@@ -75,7 +79,11 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         self._worker: WorkerHalf | None = None
         self._reasons: dict[str, str] = {}
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(vllm_config, kv_cache_config, self._settings)
+            from hybridpd_connector import vllm_engine
+
+            self._scheduler = vllm_engine.SchedulerSide(
+                vllm_config, kv_cache_config, self._settings
+            )
 
     # --- what vLLM asks the class -------------------------------------------------------------
 
@@ -88,6 +96,20 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
         """Heads outside tokens: a head of a block is contiguous, so a rank reads only its own."""
         return "HND"
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> HybridStats:
+        return stats_from(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[type, type],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> HybridPromMetrics:
+        return HybridPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
@@ -146,18 +168,26 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        self._side.publish({tp_rank: item for (_, tp_rank), item in metadata.items()})
+        self._side.publish(
+            {
+                tp_rank: item.part
+                for (_, tp_rank), item in metadata.items()
+                if isinstance(item, HandshakeMetadata)
+            }
+        )
 
     # --- worker -------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        from hybridpd_connector.vllm_engine import build_worker
+
         self._worker = build_worker(
             self._vllm_config, self._kv_cache_config, kv_caches, self._settings
         )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         half = self._rank
-        return HandshakeMetadata(half.hello(), half.layout.to_dict())
+        return HandshakeMetadata((half.hello(), half.layout.to_dict()))
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """The first call of every step, before the model runs: orders are taken here."""
@@ -200,6 +230,12 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 
     # --- both ---------------------------------------------------------------------------------
 
+    def get_kv_connector_stats(self) -> HybridStats | None:
+        """What this half has counted since the last call."""
+        half = self._worker or self._half
+        data = half.take_stats()
+        return None if data is None else stats_from(data)
+
     def shutdown(self) -> None:
         if self._worker is not None:
             self._worker.close()
@@ -225,114 +261,6 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     def _absorb(self, metadata: KVConnectorMetadata) -> None:
         if isinstance(metadata, ConnectorMetadata):
             self._rank.absorb(metadata.orders)
-
-
-class SchedulerSide:
-    """The scheduler half with its side channel and the numbers of the groups it may transfer."""
-
-    def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: EngineSettings) -> None:
-        from vllm import envs
-
-        from hybridpd_connector.handshake import Responder
-        from hybridpd_connector.scheduler_side import Identity, SchedulerHalf
-        from hybridpd_connector.side_channel import Server
-        from hybridpd_connector.vllm_cache import group_facts, transfer_groups
-
-        port = envs.VLLM_NIXL_SIDE_CHANNEL_PORT
-        port += vllm_config.parallel_config.data_parallel_index
-        self._settings = settings
-        self.identity = Identity(
-            engine_id=settings.engine_id,
-            host=envs.VLLM_NIXL_SIDE_CHANNEL_HOST,
-            port=port,
-            tp_size=settings.tp_size,
-            role=settings.role,
-            lease_seconds=lease_seconds_of(vllm_config),
-        )
-        self.group_ids = tuple(index for index, _ in transfer_groups(kv_cache_config))
-        self.half = SchedulerHalf(self.identity, group_facts(kv_cache_config))
-        self._responder = Responder(settings.engine_id)
-        self._server: Server | None = None
-        if self.identity.produces:
-            self._server = Server(self.identity.host, port, self._responder.answer)
-
-    def select(self, block_ids: Sequence[Sequence[int]]) -> tuple[Sequence[int], ...]:
-        """The lists of the groups that are transferred."""
-        return tuple(block_ids[index] for index in self.group_ids)
-
-    def publish(self, ranks: Mapping[int, KVConnectorHandshakeMetadata]) -> None:
-        """All ranks are known: readers may shake hands from now on."""
-        from hybridpd_connector.handshake import Hello
-
-        parts = [item for _, item in sorted(ranks.items()) if isinstance(item, HandshakeMetadata)]
-        if len(parts) != self.identity.tp_size:
-            raise RuntimeError(
-                f"expected hellos of {self.identity.tp_size} ranks, got {len(parts)}"
-            )
-        if any(part.layout != parts[0].layout for part in parts):
-            raise RuntimeError("the ranks of this engine describe different cache layouts")
-        self._responder.publish(
-            Hello(
-                engine_id=self.identity.engine_id,
-                connector_version=__version__,
-                vllm_version=self._settings.version,
-                role=self.identity.role,  # type: ignore[arg-type]
-                tp_size=self.identity.tp_size,
-                lease_seconds=self.identity.lease_seconds,
-                layout=parts[0].layout,
-                ranks=tuple(part.hello for part in parts),
-            )
-        )
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-
-def lease_seconds_of(vllm_config: Any) -> int:
-    value = vllm_config.kv_transfer_config.get_from_extra_config(
-        "lease_seconds", DEFAULT_LEASE_SECONDS
-    )
-    return int(value)
-
-
-def build_worker(
-    vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], settings: EngineSettings
-) -> "WorkerHalf":
-    """Everything of one rank: cache description, agent, worker half."""
-    from vllm.distributed import get_tensor_model_parallel_rank
-    from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
-
-    from hybridpd_connector.agent import NixlAgent
-    from hybridpd_connector.consumer import Timeouts
-    from hybridpd_connector.side_channel import Client
-    from hybridpd_connector.vllm_cache import read_cache, thread_setup
-    from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
-
-    extra = vllm_config.kv_transfer_config.get_from_extra_config
-    rank = get_tensor_model_parallel_rank()
-    memory = read_cache(
-        vllm_config, kv_cache_config, kv_caches, rank, (settings.version, get_conv_state_layout())
-    )
-    agent = NixlAgent(f"{settings.engine_id}/{rank}", tuple(extra("backends", ("UCX",))))
-    lease_seconds = lease_seconds_of(vllm_config)
-    handshake_seconds = float(extra("handshake_timeout_seconds", DEFAULT_HANDSHAKE_TIMEOUT_SECONDS))
-    return WorkerHalf(
-        RankCache(memory.layout, memory.placement, memory.regions, memory.zero),
-        agent,
-        Client(),
-        RankSettings(
-            engine_id=settings.engine_id,
-            role=settings.role,
-            lease_seconds=lease_seconds,
-            poll_interval_seconds=float(
-                extra("poll_interval_seconds", DEFAULT_POLL_INTERVAL_SECONDS)
-            ),
-            renew_interval_seconds=min(RENEW_INTERVAL_SECONDS, lease_seconds / 12),
-            timeouts=Timeouts(handshake=handshake_seconds, read=max(60.0, 2.0 * lease_seconds)),
-        ),
-        prepare_thread=thread_setup(kv_caches),
-    )
 
 
 def facts_of(request: Any) -> RequestFacts:

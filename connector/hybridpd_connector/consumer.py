@@ -25,7 +25,7 @@ from hybridpd_connector.notifications import Release, encode, renewals
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
 from hybridpd_connector.peers import Address, PeerManager, PeerState
 from hybridpd_connector.read_tables import id_arrays, zero_ranges
-from hybridpd_connector.scheduler_side import parent_of
+from hybridpd_connector.request_blocks import parent_of
 from hybridpd_connector.transfer_params import RemotePrefill
 from hybridpd_connector.transfers import ABORTED, READ_FAILED, Outcome, SourceRead, Transfers
 from hybridpd_geometry import (
@@ -81,8 +81,19 @@ class _Loading:
     predicted_descriptors: int = 0
 
 
+@dataclasses.dataclass
+class _Owed:
+    """Releases for an engine that is not ready; worthless after ``until``."""
+
+    address: Address
+    until: float = 0.0
+    messages: collections.deque[bytes] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=MAX_OWED)
+    )
+
+
 class ConsumerRank:
-    """See the module. ``zero`` zeroes (address, bytes) ranges of this rank's cache."""
+    """See the module."""
 
     def __init__(
         self,
@@ -90,17 +101,18 @@ class ConsumerRank:
         agent: Agent,
         builder: LinkBuilder,
         transfers: Transfers,
-        zero: Callable[[Iterable[tuple[int, int]]], None],
         recorder: stats.Stats,
         timeouts: Timeouts,
+        progress: Callable[[], object],
     ) -> None:
+        """``progress`` moves the agent's connections along while nothing polls."""
         self._local = local
         self._agent = agent
         self._builder = builder
         self._transfers = transfers
-        self._zero = zero
         self._stats = recorder
         self._timeouts = timeouts
+        self._progress = progress
         self._lock = threading.RLock()
         self._leases = ConsumerLeases()
         self._peers: PeerManager[PeerLink] = PeerManager(builder.build, self._discard)
@@ -109,7 +121,7 @@ class ConsumerRank:
         self._received: set[str] = set()
         self._failed: dict[str, str] = {}
         self._unsent: dict[str, set[str]] = {}
-        self._releases: dict[str, collections.deque[bytes]] = {}
+        self._owed: dict[str, _Owed] = {}
         self._lingering: list[tuple[float, _Want, str]] = []
 
     def absorb(self, interests: Iterable[Interest], leaves: Iterable[str], now: float) -> None:
@@ -161,18 +173,31 @@ class ConsumerRank:
     def renew(self, now: float) -> None:
         """Send the renewals that are due; called by the ticker, whatever the engine is doing."""
         with self._lock:
-            if not self._leases.wanted and not self._releases:
+            if not self._leases.wanted and not self._owed:
                 return
             self._peers.collect(now)
-            self._send_releases()
+            self._send_owed(now)
             for engine_id, p_requests in self._leases.renewals(now).items():
                 self._unsent.setdefault(engine_id, set()).update(p_requests)
             ready = self._peers.ready()
             for engine_id in [engine_id for engine_id in self._unsent if engine_id in ready]:
                 self._peers.touch(engine_id, now)
                 self._send_renewals(ready[engine_id], self._unsent.pop(engine_id))
-            # Connections make progress only when the agent is called.
-            self._agent.take_notifications()
+            self._reach_out(now)
+            self._progress()
+
+    def _reach_out(self, now: float) -> None:
+        """Shake hands again with engines that are owed a renewal and are not ready."""
+        for want in self._wants.values():
+            if want.leased and want.key.engine_id in self._unsent:
+                remote = want.remote
+                self._peers.want(remote.engine_id, Address(remote.host, remote.port), now)
+
+    @property
+    def reading(self) -> bool:
+        """Is any read in flight?"""
+        with self._lock:
+            return self._transfers.in_flight > 0
 
     def gauges(self) -> dict[str, int]:
         """Peers by state."""
@@ -198,14 +223,14 @@ class ConsumerRank:
         if parent_of(request_id) is not None:
             self._lingering.append((now + LINGER_SECONDS, want, request_id))
         else:
-            self._drop(want, request_id)
+            self._drop(want, request_id, now)
 
     def _end_lingering(self, now: float) -> None:
         while self._lingering and self._lingering[0][0] <= now:
             _, want, request_id = self._lingering.pop(0)
-            self._drop(want, request_id)
+            self._drop(want, request_id, now)
 
-    def _drop(self, want: _Want, request_id: str) -> None:
+    def _drop(self, want: _Want, request_id: str, now: float) -> None:
         """Release on every P rank, once nobody here uses the prefill any more."""
         if not self._leases.drop(want.key, request_id):
             return
@@ -220,15 +245,24 @@ class ConsumerRank:
                 d_tp_size=self._local.layout.tp_size,
             )
         )
-        owed = self._releases.setdefault(want.key.engine_id, collections.deque(maxlen=MAX_OWED))
-        owed.append(message)
-        self._send_releases()
+        address = Address(want.remote.host, want.remote.port)
+        owed = self._owed.setdefault(want.key.engine_id, _Owed(address))
+        owed.messages.append(message)
+        owed.until = max(owed.until, now + want.remote.lease_seconds)
+        self._send_owed(now)
 
-    def _send_releases(self) -> None:
-        """Releases go out when their peer is ready; without one P's leases run out."""
+    def _send_owed(self, now: float) -> None:
+        """Releases go out when their peer is ready; after a lease time P has freed anyway."""
         ready = self._peers.ready()
-        for engine_id in [engine_id for engine_id in self._releases if engine_id in ready]:
-            self._send(ready[engine_id], list(self._releases.pop(engine_id)))
+        for engine_id, owed in list(self._owed.items()):
+            link = ready.get(engine_id)
+            if link is not None:
+                del self._owed[engine_id]
+                self._send(link, list(owed.messages))
+            elif now >= owed.until:
+                del self._owed[engine_id]
+            else:
+                self._peers.want(engine_id, owed.address, now)
 
     def _send_renewals(self, link: PeerLink, p_requests: set[str]) -> None:
         self._send(link, list(renewals(self._local.engine_id, sorted(p_requests))))
@@ -302,7 +336,7 @@ class ConsumerRank:
             return
         tokens = loading.want.remote.tokens
         runs = local_zero_runs(link.plan, tokens, RequestBlocks(order.block_ids))
-        self._zero(zero_ranges(runs, self._local.placement))
+        self._local.zero(zero_ranges(runs, self._local.placement))
         self._record(outcome, loading)
         self._end(loading, "", now)
 

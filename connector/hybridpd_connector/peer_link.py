@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hybridpd_connector.agent_api import Agent, Memory, PreparedList
 from hybridpd_connector.errors import ConnectorError, RefusedError
@@ -57,12 +57,13 @@ class PeerLink:
 
 @dataclasses.dataclass(frozen=True)
 class LocalCache:
-    """This rank's own side of every link."""
+    """This rank's own side of every link. ``zero`` zeroes (address, bytes) ranges of it."""
 
     engine_id: str
     layout: CacheLayout
     placement: RankPlacement
     memory: Memory
+    zero: Callable[[Iterable[tuple[int, int]]], None]
 
 
 class LinkBuilder:

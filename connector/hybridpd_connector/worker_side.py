@@ -155,18 +155,15 @@ class WorkerHalf:
             self._producer = ProducerRank(agent, settings, cache.placement.rank, self._stats)
         if settings.role in ("consumer", "both"):
             self._consumer = self._build_consumer(asker, settings, prepare_thread)
-            consumer = self._consumer
-            self._ticker = Ticker(
-                lambda: consumer.renew(clock()),
-                settings.renew_interval_seconds,
-                "hybridpd-renewals",
-            )
+            self._ticker = Ticker(self.renew, settings.renew_interval_seconds, "hybridpd-renewals")
 
     def _build_consumer(
         self, asker: Asker, settings: RankSettings, prepare_thread: Callable[[], None]
     ) -> ConsumerRank:
         cache = self._cache
-        local = LocalCache(settings.engine_id, cache.layout, cache.placement, cache.memory)
+        local = LocalCache(
+            settings.engine_id, cache.layout, cache.placement, cache.memory, cache.zero
+        )
         boards = BoardReader(self._agent)
         builder = LinkBuilder(
             local, self._agent, boards, asker, settings.timeouts.handshake, prepare_thread
@@ -176,9 +173,10 @@ class WorkerHalf:
             self._agent,
             builder,
             Transfers(self._agent, boards),
-            cache.zero,
             self._stats,
             settings.timeouts,
+            # A producer's pump does it, and owns what arrives.
+            (lambda: None) if self._producer else self._agent.take_notifications,
         )
 
     def hello(self) -> RankHello:
@@ -195,6 +193,16 @@ class WorkerHalf:
     @property
     def layout(self) -> CacheLayout:
         return self._cache.layout
+
+    @property
+    def reading(self) -> bool:
+        """Is any read in flight?"""
+        return self._consumer is not None and self._consumer.reading
+
+    @property
+    def peers_ready(self) -> int:
+        """Engines that can be read from at once."""
+        return self._consumer.gauges()["ready"] if self._consumer else 0
 
     def absorb(self, orders: StepOrders) -> None:
         """Everything of a step but its loads. The same step may come twice; it counts once."""
@@ -215,6 +223,11 @@ class WorkerHalf:
         """Post the reads that were ordered and whose peer is ready."""
         if self._consumer is not None:
             self._consumer.start(self._clock())
+
+    def renew(self) -> None:
+        """Send the renewals that are due. The ticker's work; harmless at any other time."""
+        if self._consumer is not None:
+            self._consumer.renew(self._clock())
 
     def poll(self) -> tuple[TransferResults, dict[str, str]]:
         """What ended since the last call, and why those that failed did. One pass over all."""

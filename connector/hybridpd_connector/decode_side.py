@@ -1,0 +1,159 @@
+"""The scheduler's decode side: requests whose prompt was prefilled by another engine."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+from hybridpd_connector import stats
+from hybridpd_connector.errors import ParamsError, StateError
+from hybridpd_connector.metadata import GroupFacts, Interest, Load, Pin, RequestFacts, StepOrders
+from hybridpd_connector.request_blocks import Identity, facts_digest, transfer_blocks
+from hybridpd_connector.request_state import Decode, DecodeEvent, next_decode
+from hybridpd_connector.transfer_params import RemotePrefill, parse_decode
+from hybridpd_connector.transfers import ABORTED
+
+logger = logging.getLogger(__name__)
+
+BAD_PARAMS = "bad_params"
+WRONG_ROLE = "wrong_role"
+OTHER_PROMPT = "other_prompt"
+BAD_BLOCKS = "bad_blocks"
+
+
+@dataclasses.dataclass
+class _Decoded:
+    """A request of the decode side. ``tokens``: how many it would load, N-1 or 0."""
+
+    tokens: int
+    remote: RemotePrefill | None
+    refusal: str = ""
+    state: Decode = Decode.WAITING
+
+    @property
+    def holds_lease(self) -> bool:
+        return self.remote is not None and self.remote.tokens > 0
+
+
+class DecodeSide:
+    """Requests whose prompt was prefilled by another engine."""
+
+    def __init__(
+        self, identity: Identity, groups: Sequence[GroupFacts], recorder: stats.Stats
+    ) -> None:
+        self._identity = identity
+        self._groups = tuple(groups)
+        self._requests: dict[str, _Decoded] = {}
+        self._interests: list[Interest] = []
+        self._leaves: list[str] = []
+        self._aborts: dict[str, None] = {}
+        self._loads: list[Load] = []
+        self._stats = recorder
+
+    def arrive(self, facts: RequestFacts) -> None:
+        """A request arrives; from now on its lease is renewed."""
+        refusal, remote = "", None
+        try:
+            remote = parse_decode(facts.params)
+        except ParamsError as error:
+            logger.warning("request %s: %s", facts.request_id, error)
+            refusal = BAD_PARAMS
+        if remote is None and not refusal:
+            return
+        tokens = facts.prompt_tokens - 1
+        if not facts.reads_cache or facts.token_ids is None:
+            tokens = 0
+        elif not refusal:
+            refusal = self._difference(facts, remote)
+        item = _Decoded(tokens, remote, refusal)
+        self._requests[facts.request_id] = item
+        if item.holds_lease and remote is not None:
+            self._interests.append(Interest(facts.request_id, remote))
+
+    def refuse(self, facts: RequestFacts) -> None:
+        """A request whose role cannot be told: it fails the way a failed load does."""
+        self._requests[facts.request_id] = _Decoded(facts.prompt_tokens - 1, None, BAD_PARAMS)
+
+    def _difference(self, facts: RequestFacts, remote: RemotePrefill | None) -> str:
+        """Why this load must not happen, empty when it may: a load belongs to its prompt."""
+        if not self._identity.consumes or remote is None:
+            return WRONG_ROLE
+        if remote.tokens != facts.prompt_tokens - 1:
+            return OTHER_PROMPT
+        if remote.digest != facts_digest(facts, remote.tokens):
+            return OTHER_PROMPT
+        return ""
+
+    def owns(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def external_tokens(self, request_id: str, computed_tokens: int) -> int:
+        """Tokens to claim beyond ``computed_tokens``. A refused load claims them too: vLLM's
+        failure policy acts on requests that wait for a load, and on no others."""
+        item = self._requests.get(request_id)
+        if item is None or item.state is not Decode.WAITING:
+            return 0
+        return max(0, item.tokens - computed_tokens)
+
+    def allocated(
+        self, request_id: str, block_ids: Sequence[Sequence[int]], external_tokens: int
+    ) -> None:
+        """Blocks were allocated, for a load (``external_tokens`` > 0) or for computing here."""
+        item = self._requests[request_id]
+        if external_tokens == 0:
+            waited, failed = item.state is Decode.WAITING, item.state is Decode.RECOMPUTE
+            self._move(request_id, DecodeEvent.SKIP)
+            if waited and item.holds_lease:
+                self._leaves.append(request_id)
+            ignored = waited and item.tokens == 0 and item.holds_lease
+            if failed or ignored:
+                self._stats.count(stats.RECOMPUTED_REQUESTS)
+            return
+        self._move(request_id, DecodeEvent.LOAD)
+        refusal, blocks = item.refusal, tuple[tuple[int, ...], ...]()
+        if not refusal:
+            try:
+                blocks = transfer_blocks(self._groups, block_ids, item.tokens)
+            except StateError:
+                logger.exception("request %s is not loaded", request_id)
+                refusal = BAD_BLOCKS
+        self._loads.append(Load(request_id, blocks, item.tokens - external_tokens, refusal))
+
+    def ended_load(self, request_id: str, failure: str | None) -> None:
+        """All ranks have reported the load; ``failure``: why it failed, None when it did not."""
+        if request_id not in self._requests:
+            return
+        self._move(request_id, DecodeEvent.RECEIVED if failure is None else DecodeEvent.FAILED)
+        if failure is None:
+            self._stats.count(stats.LOADS)
+        elif failure != ABORTED:
+            self._stats.fail(failure)
+        self._aborts.pop(request_id, None)
+
+    def finish(self, request_id: str) -> None:
+        """The request is over: answered, aborted or failed."""
+        item = self._requests[request_id]
+        before = item.state
+        self._move(request_id, DecodeEvent.FINISH)
+        if before is Decode.WAITING and item.holds_lease:
+            self._leaves.append(request_id)
+        elif before is Decode.LOADING:
+            self._aborts[request_id] = None
+
+    def take_orders(self, step: int, pins: tuple[Pin, ...]) -> StepOrders:
+        orders = StepOrders(
+            step=step,
+            pins=pins,
+            interests=tuple(self._interests),
+            leaves=tuple(self._leaves),
+            aborts=tuple(self._aborts),
+            loads=tuple(self._loads),
+        )
+        for queue in (self._interests, self._leaves, self._aborts, self._loads):
+            queue.clear()
+        return orders
+
+    def _move(self, request_id: str, event: DecodeEvent) -> None:
+        item = self._requests[request_id]
+        item.state = next_decode(item.state, event)
+        if item.state is Decode.GONE:
+            del self._requests[request_id]

@@ -1,0 +1,129 @@
+"""The scheduler's prefill side: requests whose state another engine will read."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from hybridpd_connector.errors import StateError
+from hybridpd_connector.metadata import GroupFacts, Pin, RequestFacts
+from hybridpd_connector.request_blocks import Identity, facts_digest, parent_of, transfer_blocks
+from hybridpd_connector.request_state import Prefill, PrefillEvent, next_prefill
+from hybridpd_connector.transfer_params import RemotePrefill, answer
+
+logger = logging.getLogger(__name__)
+
+Answer = dict[str, Any]
+
+
+@dataclasses.dataclass
+class _Prefilled:
+    """A request of the prefill side. ``tokens`` is 0 when there is nothing to hand over."""
+
+    tokens: int
+    digest: str
+    state: Prefill = Prefill.PREFILLING
+
+
+class PrefillSide:
+    """Requests whose state another engine will read."""
+
+    def __init__(self, identity: Identity, groups: Sequence[GroupFacts]) -> None:
+        self._identity = identity
+        self._groups = tuple(groups)
+        self._requests: dict[str, _Prefilled] = {}
+        self._pins: list[Pin] = []
+        self._sequence = 0
+        self._answers: dict[tuple[str, str], tuple[str, Answer]] = {}
+
+    @property
+    def pinned(self) -> int:
+        return sum(item.state is Prefill.PINNED for item in self._requests.values())
+
+    def arrive(self, facts: RequestFacts) -> bool:
+        """A prefill arrives. True: drop the last prompt token, the reader computes it itself.
+
+        Recurrent state cannot be rolled back: what is handed over must end before the token whose
+        output the reader needs. Nothing is handed over when that leaves no token, or when vLLM
+        ignores cached prefixes for this request, or when tokens cannot be compared (embeddings).
+        """
+        tokens = facts.prompt_tokens - 1
+        if tokens < 1 or not facts.reads_cache or facts.token_ids is None:
+            tokens = 0
+        self._requests[facts.request_id] = _Prefilled(tokens, facts_digest(facts, tokens))
+        return tokens > 0
+
+    def owns(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def finish(
+        self, request_id: str, computed_tokens: int | None, block_ids: Sequence[Sequence[int]]
+    ) -> tuple[bool, Answer | None]:
+        """The prefill ended. (keep its blocks, kv_transfer_params of the answer)."""
+        item = self._requests[request_id]
+        if computed_tokens is None:
+            self._move(request_id, PrefillEvent.DROP)
+            return False, None
+        if item.tokens == 0:
+            self._move(request_id, PrefillEvent.DROP)
+            return False, self._answer(request_id, item, tuple(() for _ in self._groups))
+        parent = parent_of(request_id)
+        shared = self._answers.get((parent, item.digest)) if parent else None
+        if shared is not None:
+            # n > 1: the client gets one child's answer, so all children name the same blocks.
+            self._move(request_id, PrefillEvent.DROP)
+            return False, shared[1]
+        try:
+            if computed_tokens != item.tokens:
+                raise StateError("computed tokens", str(item.tokens), computed_tokens)
+            blocks = transfer_blocks(self._groups, block_ids, item.tokens)
+        except StateError:
+            logger.exception("prefill %s is not handed over", request_id)
+            self._move(request_id, PrefillEvent.DROP)
+            return False, None
+        params = self._answer(request_id, item, blocks)
+        self._move(request_id, PrefillEvent.PIN)
+        self._pins.append(Pin(request_id, self._sequence))
+        if parent:
+            self._answers[parent, item.digest] = (request_id, params)
+        return True, params
+
+    def sent(self, request_id: str) -> None:
+        """All ranks have ended the lease; vLLM frees the blocks now."""
+        if request_id not in self._requests:
+            return
+        digest = self._requests[request_id].digest
+        self._move(request_id, PrefillEvent.SENT)
+        parent = parent_of(request_id)
+        if parent:
+            self._answers.pop((parent, digest), None)
+
+    def take_pins(self) -> tuple[Pin, ...]:
+        pins = tuple(self._pins)
+        self._pins.clear()
+        return pins
+
+    def _answer(
+        self, request_id: str, item: _Prefilled, blocks: tuple[tuple[int, ...], ...]
+    ) -> Answer:
+        self._sequence += 1
+        return answer(
+            RemotePrefill(
+                engine_id=self._identity.engine_id,
+                request_id=request_id,
+                host=self._identity.host,
+                port=self._identity.port,
+                block_ids=blocks,
+                tp_size=self._identity.tp_size,
+                tokens=item.tokens,
+                digest=item.digest,
+                lease_seconds=self._identity.lease_seconds,
+                sequence=self._sequence,
+            )
+        )
+
+    def _move(self, request_id: str, event: PrefillEvent) -> None:
+        item = self._requests[request_id]
+        item.state = next_prefill(item.state, event)
+        if item.state is Prefill.GONE:
+            del self._requests[request_id]

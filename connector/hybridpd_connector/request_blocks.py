@@ -1,0 +1,82 @@
+"""Pure helpers of the scheduler half: who we are, whose child a request is, which blocks count."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from hybridpd_connector.digest import prompt_digest
+from hybridpd_connector.errors import StateError
+from hybridpd_connector.metadata import GroupFacts, RequestFacts
+
+# vLLM names the children of a request with n > 1 "<index>_<parent id>".
+_CHILD = re.compile(r"\d+_(.+)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """This engine, as its peers address it. ``role``: producer, consumer or both."""
+
+    engine_id: str
+    host: str
+    port: int
+    tp_size: int
+    role: str
+    lease_seconds: int
+
+    @property
+    def produces(self) -> bool:
+        return self.role in ("producer", "both")
+
+    @property
+    def consumes(self) -> bool:
+        return self.role in ("consumer", "both")
+
+
+def parent_of(request_id: str) -> str | None:
+    """Id of the request that ``request_id`` is one of n samples of; None for others."""
+    child = _CHILD.fullmatch(request_id)
+    return child[1] if child else None
+
+
+def state_block(block_ids: Sequence[int], scratch_blocks: int) -> int:
+    """The one block of a state group's list that holds the running state.
+
+    Mode "none" ``[m]``, speculation ``[m, s, s]``, mode "align" ``[0, ..., 0, m, s]``: the last
+    one before the speculative slots.
+    """
+    bearing = block_ids[: max(1, len(block_ids) - scratch_blocks)]
+    if not bearing or bearing[-1] <= 0:
+        raise StateError("state block", "a block id above 0", list(block_ids)[-4:])
+    return bearing[-1]
+
+
+def transfer_blocks(
+    groups: Sequence[GroupFacts], block_ids: Sequence[Sequence[int]], tokens: int
+) -> tuple[tuple[int, ...], ...]:
+    """The blocks that hold the first ``tokens`` tokens of a request, per group.
+
+    ``block_ids`` is vLLM's list for each transferable group. ``StateError`` when blocks are
+    missing: then nothing of this request may be transferred.
+    """
+    if len(block_ids) != len(groups):
+        raise StateError("block ids", f"{len(groups)} groups", len(block_ids))
+    chosen: list[tuple[int, ...]] = []
+    for facts, ids in zip(groups, block_ids, strict=True):
+        if facts.kind == "state":
+            chosen.append((state_block(ids, facts.scratch_blocks),))
+            continue
+        needed = -(-tokens // facts.block_tokens)
+        if len(ids) < needed or any(block <= 0 for block in ids[:needed]):
+            raise StateError("attention blocks", f"{needed} ids above 0", len(ids))
+        chosen.append(tuple(ids[:needed]))
+    return tuple(chosen)
+
+
+def facts_digest(facts: RequestFacts, tokens: int) -> str:
+    """Digest of the first ``tokens`` tokens of a prompt and all else its state depends on."""
+    return prompt_digest(
+        (facts.token_ids or ())[:tokens],
+        lora=facts.lora,
+        multimodal=facts.multimodal,
+        cache_salt=facts.cache_salt,
+    )

@@ -1,0 +1,124 @@
+"""How the two halves are built from vLLM's configuration, and what they see of its requests.
+
+Only ``connector`` uses this. It imports both halves, NIXL's agent among them, and is therefore
+imported when vLLM builds a connector, not when it looks at the class.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm import envs
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
+
+from hybridpd_connector import __version__
+from hybridpd_connector.agent import NixlAgent
+from hybridpd_connector.consumer import Timeouts
+from hybridpd_connector.handshake import Hello, RankHello, Responder
+from hybridpd_connector.request_blocks import Identity
+from hybridpd_connector.scheduler_side import SchedulerHalf
+from hybridpd_connector.side_channel import Client, Server
+from hybridpd_connector.vllm_cache import group_facts, read_cache, thread_setup, transfer_groups
+from hybridpd_connector.vllm_compat import EngineSettings
+from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
+
+DEFAULT_LEASE_SECONDS = 30
+DEFAULT_POLL_INTERVAL_SECONDS = 0.002
+DEFAULT_HANDSHAKE_TIMEOUT_SECONDS = 30.0
+RENEW_INTERVAL_SECONDS = 0.25
+SHORTEST_READ_TIMEOUT_SECONDS = 60.0
+
+RankPart = tuple[RankHello, dict[str, object]]
+"""What one rank adds to its engine's hello: itself, and the layout that all ranks share."""
+
+
+class SchedulerSide:
+    """The scheduler half with its side channel and the numbers of the groups it may transfer."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: EngineSettings) -> None:
+        port = envs.VLLM_NIXL_SIDE_CHANNEL_PORT
+        port += vllm_config.parallel_config.data_parallel_index
+        self._settings = settings
+        self.identity = Identity(
+            engine_id=settings.engine_id,
+            host=envs.VLLM_NIXL_SIDE_CHANNEL_HOST,
+            port=port,
+            tp_size=settings.tp_size,
+            role=settings.role,
+            lease_seconds=lease_seconds_of(vllm_config),
+        )
+        self.group_ids = tuple(index for index, _ in transfer_groups(kv_cache_config))
+        self.half = SchedulerHalf(self.identity, group_facts(kv_cache_config))
+        self._responder = Responder(settings.engine_id)
+        self._server: Server | None = None
+        if self.identity.produces:
+            self._server = Server(self.identity.host, port, self._responder.answer)
+
+    def select(self, block_ids: Sequence[Sequence[int]]) -> tuple[Sequence[int], ...]:
+        """The lists of the groups that are transferred."""
+        return tuple(block_ids[index] for index in self.group_ids)
+
+    def publish(self, ranks: Mapping[int, RankPart]) -> None:
+        """All ranks are known: readers may shake hands from now on."""
+        parts = [part for _, part in sorted(ranks.items())]
+        if len(parts) != self.identity.tp_size:
+            raise RuntimeError(f"expected {self.identity.tp_size} ranks, got {len(parts)}")
+        layout = parts[0][1]
+        if any(part[1] != layout for part in parts):
+            raise RuntimeError("the ranks of this engine describe different cache layouts")
+        self._responder.publish(
+            Hello(
+                engine_id=self.identity.engine_id,
+                connector_version=__version__,
+                vllm_version=self._settings.version,
+                role=self.identity.role,  # type: ignore[arg-type]
+                tp_size=self.identity.tp_size,
+                lease_seconds=self.identity.lease_seconds,
+                layout=layout,
+                ranks=tuple(part[0] for part in parts),
+            )
+        )
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+def lease_seconds_of(vllm_config: Any) -> int:
+    value = vllm_config.kv_transfer_config.get_from_extra_config(
+        "lease_seconds", DEFAULT_LEASE_SECONDS
+    )
+    return int(value)
+
+
+def build_worker(
+    vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], settings: EngineSettings
+) -> WorkerHalf:
+    """Everything of one rank: cache description, agent, worker half."""
+    extra = vllm_config.kv_transfer_config.get_from_extra_config
+    rank = get_tensor_model_parallel_rank()
+    memory = read_cache(
+        vllm_config, kv_cache_config, kv_caches, rank, (settings.version, get_conv_state_layout())
+    )
+    agent = NixlAgent(f"{settings.engine_id}/{rank}", tuple(extra("backends", ("UCX",))))
+    lease_seconds = lease_seconds_of(vllm_config)
+    handshake_seconds = float(extra("handshake_timeout_seconds", DEFAULT_HANDSHAKE_TIMEOUT_SECONDS))
+    return WorkerHalf(
+        RankCache(memory.layout, memory.placement, memory.regions, memory.zero),
+        agent,
+        Client(),
+        RankSettings(
+            engine_id=settings.engine_id,
+            role=settings.role,
+            lease_seconds=lease_seconds,
+            poll_interval_seconds=float(
+                extra("poll_interval_seconds", DEFAULT_POLL_INTERVAL_SECONDS)
+            ),
+            renew_interval_seconds=min(RENEW_INTERVAL_SECONDS, lease_seconds / 12),
+            timeouts=Timeouts(
+                handshake=handshake_seconds,
+                read=max(SHORTEST_READ_TIMEOUT_SECONDS, 2.0 * lease_seconds),
+            ),
+        ),
+        prepare_thread=thread_setup(kv_caches),
+    )

@@ -1,0 +1,86 @@
+"""Statistics on their way from the ranks to Prometheus, in the shapes that vLLM carries.
+
+What is counted, and under which names, is in ``stats``; here is only the translation.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+from hybridpd_connector import stats
+
+
+class HybridStats(KVConnectorStats):  # type: ignore[misc]
+    """``stats`` data of one interval; vLLM sends it between processes and adds it up."""
+
+    data: dict[str, Any]
+
+    def reset(self) -> None:
+        self.data = stats.empty()
+
+    def aggregate(self, other: KVConnectorStats) -> "HybridStats":
+        stats.aggregate(self.data, other.data)
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return stats.reduce(self.data)
+
+    def is_empty(self) -> bool:
+        return stats.is_empty(self.data)
+
+
+def stats_from(data: Mapping[str, Any] | None) -> HybridStats:
+    """From what ``to_dict`` gave in another process; nothing happened when there is none."""
+    return HybridStats(data=stats.aggregate(stats.empty(), data or {}))
+
+
+class HybridPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
+    """The metrics of ``stats.METRICS``, registered once per process."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: dict[type, type],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._metrics: dict[str, Any] = {}
+        for definition in stats.METRICS:
+            self._metrics[definition.name] = self._build(definition, metric_types, labelnames)
+            if not definition.label:
+                # A metric that is shown as 0 from the start can be told from one that is missing.
+                for values in per_engine_labelvalues.values():
+                    self._metrics[definition.name].labels(*values)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        values: Sequence[object] = self.per_engine_labelvalues[engine_idx]
+        for sample in stats.samples(transfer_stats_data):
+            labels = (*values, sample.label_value) if sample.metric.label else values
+            metric = self._metrics[sample.metric.name].labels(*labels)
+            if sample.metric.kind == "counter":
+                metric.inc(sample.value)
+            elif sample.metric.kind == "gauge":
+                metric.set(sample.value)
+            else:
+                metric.observe(sample.value)
+
+    @staticmethod
+    def _build(
+        definition: stats.MetricDefinition, metric_types: dict[type, type], labelnames: list[str]
+    ) -> Any:
+        arguments: dict[str, Any] = {
+            "name": definition.name,
+            "documentation": definition.documentation,
+            "labelnames": [*labelnames, definition.label] if definition.label else labelnames,
+        }
+        if definition.kind == "counter":
+            return metric_types[Counter](**arguments)
+        if definition.kind == "gauge":
+            return metric_types[Gauge](**arguments, multiprocess_mode="mostrecent")
+        return metric_types[Histogram](**arguments, buckets=list(definition.buckets))
