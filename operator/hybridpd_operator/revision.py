@@ -12,7 +12,7 @@ with (annotations on its StatefulSets); the next revision gets the new ones.
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from hybridpd_operator import names
@@ -88,7 +88,7 @@ STAYS_OUT: Final[Mapping[str, str]] = {
 
 def revision_of(spec: Spec) -> str:
     """Eight hex digits that stand for every field in ``ENTERS``."""
-    inputs = {path: _plain(_at(spec, path)) for path in ENTERS}
+    inputs = _set_ones((path, _at(spec, path)) for path in ENTERS)
     return names.short_hash(json.dumps([RENDERING, inputs], sort_keys=True))
 
 
@@ -111,11 +111,18 @@ def _at(spec: Spec, path: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses, tuples and mappings as what JSON can hold."""
+    """Dataclasses, tuples and mappings as what JSON can hold; what is not set is left out.
+
+    So an optional field that a later version of the API adds keeps every revision as it is.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return _set_ones((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def _set_ones(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: _plain(item) for key, item in items if item not in (None, (), {})}

@@ -147,7 +147,7 @@ def _reasons(samples: Iterable[EngineSample]) -> list[tuple[str, int]]:
 def _series(text: str) -> Iterator[tuple[str, dict[str, str], int]]:
     """Series of the text format that are ours: (name, labels, value rounded to an integer)."""
     for line in text.splitlines():
-        if not line.startswith("hybridpd_"):
+        if not line.startswith("hybridpd_") or ("{" in line and "}" not in line):
             continue
         head, _, tail = line.rpartition("}") if "}" in line else (line.split(" ")[0], "", "")
         name, _, labels = head.partition("{")
