@@ -4,6 +4,7 @@ Facts of NIXL 1.5.1 this relies on, each held by ``connector/tests_vllm/test_vll
 - ``prep_xfer_dlist`` takes N x 5 strided rows; ids are checked against them by ``makeXferReq``.
 - Neighbouring ids of dense rows are merged by NIXL; telemetry counts descriptors after that.
 - A prepared list outside the registered memory is refused when it is prepared.
+- Its progress thread waits for events when ``pthrDelay`` is above 0, and spins at 0.
 - The agent is not thread-safe by itself: every call here is made under one lock.
 - Releasing a handle in flight, or invalidating its peer, does not end the read: neither is done.
 - ``getXferStatus`` answers "not found" for a peer whose metadata was loaded again, whatever the
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 _MODULES = ("nixl._api", "nixl_cu13._api", "nixl_cu12._api")
 _OURSELVES = "NIXL_INIT_AGENT"
 _MICROSECONDS = 1e-6
+_PROGRESS_DELAY_MICROSECONDS = 100_000
+_MAKING_AGENTS = threading.Lock()
 
 
 def load_nixl() -> Any:
@@ -92,11 +95,14 @@ class _NixlRead:
 class NixlAgent:
     """``agent_api.Agent`` over one NIXL agent.
 
-    NIXL's own progress thread is off: it spins on a whole core, and on the reader it makes reads
-    slower. A producer's progress is ``progress.Pump``'s work.
+    ``progress_thread``: for producers. NIXL's thread then answers readers, whatever this process
+    is doing; it sleeps until something arrives. Readers do without: polling makes their progress,
+    and the thread's re-arming slows their reads. ``benchmarks/agent_progress.py`` has the figures.
     """
 
-    def __init__(self, name: str, backends: Sequence[str] = ("UCX",)) -> None:
+    def __init__(
+        self, name: str, backends: Sequence[str] = ("UCX",), *, progress_thread: bool = False
+    ) -> None:
         nixl = load_nixl()
         self.name = name
         self._lock = threading.RLock()
@@ -105,9 +111,9 @@ class NixlAgent:
         self._reads_of_peer: dict[str, int] = {}
         self._lists = 0
         self._closed = False
-        with self._call("create the agent"):
+        with self._call("create the agent"), _progress_delay(nixl.nixlBind):
             config = nixl.nixl_agent_config(
-                enable_prog_thread=False,
+                enable_prog_thread=progress_thread,
                 enable_listen_thread=False,
                 capture_telemetry=True,
                 backends=list(backends),
@@ -301,6 +307,27 @@ class NixlAgent:
                 lost = type(error).__name__ == "nixlRemoteDisconnectError"
                 kind = PeerLostError if lost else AgentError
                 raise kind(f"agent {self.name}", f"to {what}", str(error) or repr(error)) from error
+
+
+@contextlib.contextmanager
+def _progress_delay(bindings: Any) -> Iterator[None]:
+    """Agents made in here get a progress thread that sleeps instead of spinning.
+
+    NIXL's core waits up to ``pthrDelay`` microseconds for an event, but its Python API fixes that
+    at 0, a busy loop. The configuration object is reachable only where the agent is made from it.
+    """
+    with _MAKING_AGENTS:
+        make_agent = bindings.nixlAgent
+
+        def with_delay(name: str, config: Any) -> Any:
+            config.pthrDelay = _PROGRESS_DELAY_MICROSECONDS
+            return make_agent(name, config)
+
+        bindings.nixlAgent = with_delay
+        try:
+            yield
+        finally:
+            bindings.nixlAgent = make_agent
 
 
 def _int32(ids: Ids) -> Any:

@@ -29,10 +29,10 @@ Failure
 
 Threads
     Every method may be called from any thread; calls exclude each other. No method waits for a
-    peer. The agent has no thread of its own: a peer's read of our memory can need our side to
-    make progress (first contact always does), and so can our own messages before they leave.
-    ``poll`` and ``take_notifications`` make progress; ``progress.Pump`` calls the latter on both
-    sides, whatever the engine is doing.
+    peer. A peer's read of our memory can need our side to make progress (first contact always
+    does), and so can our own messages before they leave: ``poll`` and ``take_notifications`` make
+    progress. A producer cannot wait for its engine to call them, so its agent must make progress
+    by itself (``agent.NixlAgent(progress_thread=True)``, or ``progress.Pump`` over any agent).
 """
 
 import dataclasses

@@ -1,9 +1,8 @@
 """Progress of an agent: a thread that looks at it whatever the engine is doing.
 
 The first read of a pair needs the producer's side to move, and its engine may be inside a step of
-25 s. A consumer's renewals leave only when its own side moves. NIXL's progress thread would do
-both, at the price of a whole core per rank and of slower reads; this one sleeps between looks.
-``benchmarks/agent_progress.py`` measures both.
+25 s. Where the agent has no thread of its own that sleeps until something arrives, this one looks
+at regular intervals. ``benchmarks/agent_progress.py`` compares the two.
 """
 
 import collections

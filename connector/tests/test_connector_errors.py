@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridpd_connector.errors import AgentError, ConnectorError, RefusedError, shorten
@@ -27,6 +27,7 @@ nasty = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(nasty)
 def test_what_is_shown_is_bounded_and_printable(value):
     text = shorten(value)

@@ -6,13 +6,14 @@ process can show, a producer that dies during a read, is below.
 
 import multiprocessing
 import os
+import time
 
 import pytest
 
 from hybridpd_connector.agent import NixlAgent
 from hybridpd_connector.agent_api import Agent, Memory, ReadState
 from hybridpd_connector.errors import AgentError, PeerLostError
-from hybridpd_testkit.agent_contract import AgentContract, Side
+from hybridpd_testkit.agent_contract import AgentContract, Pair, Side
 
 _DEATH_STATUS = 9
 _MAX_POLLS = 5_000_000
@@ -21,6 +22,33 @@ _MAX_POLLS = 5_000_000
 class TestNixlAgent(AgentContract):
     def make_agent(self, name: str) -> Agent:
         return NixlAgent(name)
+
+
+class TestNixlAgentWithProgressThread(TestNixlAgent):
+    """The producer's kind: the whole contract again, with NIXL's thread running beside it."""
+
+    def make_agent(self, name: str) -> Agent:
+        return NixlAgent(name, progress_thread=name.startswith("producer"))
+
+    # Needs a producer that stands still, which only the class above has.
+    test_nothing_that_a_read_uses_can_be_given_back = None
+
+    def test_a_producer_that_calls_nothing_is_read_and_gets_its_messages(self, pair: Pair) -> None:
+        consumer = pair.consumer.agent
+        read = pair.post(pair.consumer.dense(), [0], pair.producer.dense(), [1], b"done")
+        states = (consumer.poll(read) for _ in range(_MAX_POLLS))
+        assert next(s for s in states if s is not ReadState.PENDING) is ReadState.DONE
+        assert [n.payload for n in pair.wait_for(1)] == [b"done"]
+
+
+def test_the_progress_thread_sleeps_instead_of_spinning():
+    agents = [NixlAgent(f"idle-{n}", progress_thread=True) for n in range(2)]
+    before = time.process_time()
+    time.sleep(1.0)
+    # A spinning thread per agent would use a second each, or share what cores there are.
+    assert time.process_time() - before < 0.2
+    for agent in agents:
+        agent.close()
 
 
 def _producer(metadata, die):
