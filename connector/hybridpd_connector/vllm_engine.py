@@ -23,7 +23,8 @@ from hybridpd_connector.vllm_compat import EngineSettings
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 
 DEFAULT_LEASE_SECONDS = 30
-DEFAULT_POLL_INTERVAL_SECONDS = 0.002
+# NIXL's own thread keeps a producer moving; this look only empties its mailbox now and then.
+DEFAULT_POLL_INTERVAL_SECONDS = 0.1
 DEFAULT_HANDSHAKE_TIMEOUT_SECONDS = 30.0
 RENEW_INTERVAL_SECONDS = 0.25
 SHORTEST_READ_TIMEOUT_SECONDS = 60.0
@@ -100,7 +101,11 @@ def build_worker(
     memory = read_cache(
         vllm_config, kv_cache_config, kv_caches, rank, (settings.version, get_conv_state_layout())
     )
-    agent = NixlAgent(f"{settings.engine_id}/{rank}", tuple(extra("backends", ("UCX",))))
+    agent = NixlAgent(
+        f"{settings.engine_id}/{rank}",
+        tuple(extra("backends", ("UCX",))),
+        progress_thread=settings.role != "consumer",
+    )
     lease_seconds = lease_seconds_of(vllm_config)
     handshake_seconds = float(extra("handshake_timeout_seconds", DEFAULT_HANDSHAKE_TIMEOUT_SECONDS))
     return WorkerHalf(
