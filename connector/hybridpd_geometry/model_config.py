@@ -34,8 +34,9 @@ DENSE_MODEL_TYPES = (
 class Config:
     """A `config.json` with checked access; a missing field without default is an error."""
 
-    def __init__(self, data: Mapping[str, object]) -> None:
+    def __init__(self, data: Mapping[str, object], path: str = "config") -> None:
         self._data = data
+        self._path = path
 
     def get(self, name: str) -> object:
         """The raw value, None when missing or null."""
@@ -47,13 +48,13 @@ class Config:
         if value is None:
             if default is None:
                 raise GeometryError(
-                    f"config.{name}",
+                    f"{self._path}.{name}",
                     "a number",
                     "nothing",
                     "The config does not say what the cache needs to know.",
                 )
             return default
-        return checked_integer(value, f"config.{name}", low, MAX_DIMENSION)
+        return checked_integer(value, f"{self._path}.{name}", low, MAX_DIMENSION)
 
     def text(self, name: str, default: str) -> str:
         """A string."""
@@ -61,7 +62,7 @@ class Config:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise GeometryError(f"config.{name}", "text", type(value).__name__)
+            raise GeometryError(f"{self._path}.{name}", "text", type(value).__name__)
         return value
 
     def names(self, name: str) -> tuple[str, ...] | None:
@@ -70,10 +71,19 @@ class Config:
         if value is None:
             return None
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-            raise GeometryError(f"config.{name}", "a list of names", type(value).__name__)
+            raise GeometryError(f"{self._path}.{name}", "a list of names", type(value).__name__)
         if len(value) > MAX_LAYERS:
-            raise GeometryError(f"config.{name}", f"at most {MAX_LAYERS} entries", len(value))
+            raise GeometryError(f"{self._path}.{name}", f"at most {MAX_LAYERS}", len(value))
         return tuple(value)
+
+    def indices(self, name: str, layers: int, first: int = 0) -> tuple[int, ...]:
+        """A list of layer numbers counted from `first`, as ascending indices from 0."""
+        value = self._data.get(name)
+        where = f"{self._path}.{name}"
+        if not isinstance(value, list | tuple):
+            raise GeometryError(where, "a list of layer numbers", type(value).__name__)
+        last = layers - 1 + first
+        return tuple(sorted({checked_integer(v, where, first, last) - first for v in value}))
 
 
 def facts_from_config(config: Mapping[str, object]) -> ModelFacts:
@@ -144,7 +154,9 @@ def _falcon_h1(config: Config) -> ModelFacts:
 
 
 def _granite_hybrid(config: Config) -> ModelFacts:
-    kinds = _listed_layers(config, "layer_types", "layers_block_type")
+    kinds = config.names("layer_types") or config.names("layers_block_type")
+    if kinds is None:
+        raise GeometryError("config.layer_types", "a list of layer kinds", "nothing")
     inner = config.number("mamba_expand", 2) * config.number("hidden_size")
     return _model(
         config,
@@ -157,14 +169,7 @@ def _granite_hybrid(config: Config) -> ModelFacts:
 
 def _bamba(config: Config) -> ModelFacts:
     layers = config.number("num_hidden_layers")
-    attention_at = config.get("attn_layer_indices")
-    if not isinstance(attention_at, list | tuple):
-        raise GeometryError(
-            "config.attn_layer_indices", "a list of layer numbers", type(attention_at).__name__
-        )
-    attention = tuple(
-        sorted(checked_integer(v, "config.attn_layer_indices", 0, layers - 1) for v in attention_at)
-    )
+    attention = config.indices("attn_layer_indices", layers)
     states = tuple(layer for layer in range(layers) if layer not in set(attention))
     inner = config.number("mamba_expand", 2) * config.number("hidden_size")
     return _model(config, attention, states, _attention(config), _mamba2(config, inner))
@@ -201,20 +206,18 @@ def _jamba(config: Config) -> ModelFacts:
 
 
 def _lfm2(config: Config) -> ModelFacts:
-    kinds = _listed_layers(config, "layer_types", "block_types")
-    hidden = config.number("hidden_size")
+    layers = config.number("num_hidden_layers")
+    kinds = config.names("layer_types")
+    if kinds is None:
+        attention_at = set(config.indices("full_attn_idxs", layers))
+        kinds = tuple("full_attention" if n in attention_at else "conv" for n in range(layers))
     state = StateFacts(
         family="short_conv",
-        inner=config.number("conv_dim", hidden),
+        inner=config.number("conv_dim", config.number("hidden_size")),
         conv_kernel=config.number("conv_L_cache", 3),
     )
-    return _model(
-        config,
-        _where(kinds, "full_attention", "attention"),
-        _where(kinds, "conv"),
-        _attention(config),
-        state,
-    )
+    attention = _attention(config)
+    return _model(config, _where(kinds, "full_attention"), _where(kinds, "conv"), attention, state)
 
 
 def _qwen_gdn(config: Config) -> ModelFacts:
@@ -246,9 +249,9 @@ def _kimi_linear(config: Config) -> ModelFacts:
     if not isinstance(linear, Mapping):
         raise GeometryError("config.linear_attn_config", "an object", type(linear).__name__)
     layers = config.number("num_hidden_layers")
-    states = _one_based(linear, "kda_layers", layers)
-    attention_layers = _one_based(linear, "full_attn_layers", layers)
-    dims = Config(linear)
+    dims = Config(linear, "config.linear_attn_config")
+    states = dims.indices("kda_layers", layers, first=1)
+    attention_layers = dims.indices("full_attn_layers", layers, first=1)
     heads, head_dim = dims.number("num_heads"), dims.number("head_dim")
     state = StateFacts(
         family="kda",
@@ -259,14 +262,6 @@ def _kimi_linear(config: Config) -> ModelFacts:
         conv_kernel=dims.number("short_conv_kernel_size", 4),
     )
     return _model(config, attention_layers, states, _latent_attention(config), state)
-
-
-def _one_based(linear: Mapping[str, object], name: str, layers: int) -> tuple[int, ...]:
-    value = linear.get(name)
-    if not isinstance(value, list | tuple):
-        raise GeometryError(f"config.linear_attn_config.{name}", "a list", type(value).__name__)
-    where = f"config.linear_attn_config.{name}"
-    return tuple(sorted(checked_integer(item, where, 1, layers) - 1 for item in value))
 
 
 def _deepseek(config: Config) -> ModelFacts:
@@ -317,14 +312,6 @@ def _latent_attention(config: Config) -> AttentionFacts:
         v_head_dim=rank,
         latent_dim=rank + rope,
     )
-
-
-def _listed_layers(config: Config, *names: str) -> tuple[str, ...]:
-    for name in names:
-        kinds = config.names(name)
-        if kinds is not None:
-            return kinds
-    raise GeometryError(f"config.{names[0]}", "a list of layer kinds", "nothing")
 
 
 def _where(kinds: tuple[str, ...], *wanted: str) -> tuple[int, ...]:

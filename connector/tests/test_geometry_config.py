@@ -214,6 +214,31 @@ def test_text_config_of_a_multimodal_model() -> None:
     assert plan_engine(facts, EngineFacts(1)).ssm_bytes == 2097152
 
 
+def test_lfm2_may_list_its_attention_layers_by_number() -> None:
+    _, config = CONFIGS["lfm2-1.2b"]
+    numbered = dict(config, full_attn_idxs=[2, 5, 8, 11, 14, 15])
+    del numbered["layer_types"]
+    assert facts_from_config(numbered) == facts_from_config(config)
+
+
+def test_bamba_lists_its_attention_layers() -> None:
+    facts = facts_from_config(
+        {
+            "model_type": "bamba",
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "attn_layer_indices": [9, 18, 27],
+            "mamba_n_heads": 128,
+            "mamba_d_head": "auto",
+            "mamba_d_state": 128,
+        }
+    )
+    assert facts.attention_layers == (9, 18, 27)
+    assert plan_engine(facts, EngineFacts(1)).page_bytes == 2162688
+
+
 def test_dense_llama() -> None:
     facts = facts_from_config(
         {

@@ -14,7 +14,11 @@ from hybridpd_geometry import (
     EngineFacts,
     GeometryError,
     RankPlacement,
+    ReadRequest,
+    RequestBlocks,
+    build_table,
     layout_of,
+    plan_pair,
 )
 
 LAYOUT = layout_of(NANO, EngineFacts(2), "org/nano", revision="abc", vllm_version="0.32.0")
@@ -153,6 +157,57 @@ def test_any_json_is_read_or_refused(path: str, value: object) -> None:
         shown = ""
         assert CacheLayout.from_dict(layout.to_dict()) == layout
     assert len(shown) < 600
+
+
+NUMBERS = ["tp_size", "block_tokens", "kernel_block_tokens", "page_bytes", "spec_tokens",
+           "layers.0.slot", "layers.28.group", "layers.0.sections.0.extent",
+           "layers.0.sections.1.page_offset", "layers.28.sections.0.extent",
+           "layers.28.planes.0.lanes", "layers.28.planes.0.token_bytes",
+           "layers.28.planes.0.tile_tokens"]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(NUMBERS),
+        st.sampled_from([0, 1, 2, 3, 4, 16, 17, 512, 1056, 2096, 4192, 1 << 20, 1 << 30]),
+        min_size=1,
+        max_size=3,
+    ),
+    stride=st.sampled_from([1, 512, 1 << 21, (1 << 21) + 16, (1 << 21) + 1]),
+    block=st.integers(-1, 12),
+)
+def test_a_strange_peer_is_refused_or_read_inside_its_memory(
+    changes: dict[str, int], stride: int, block: int
+) -> None:
+    data = LAYOUT.to_dict()
+    for path, value in changes.items():
+        data = changed(data, path, value)
+    regions, blocks, tokens = LAYOUT.region_count, 12, 5000
+    try:
+        theirs = CacheLayout.from_dict(data)
+        plan = plan_pair(theirs, LAYOUT, 1)
+        own, other = (
+            RankPlacement(
+                rank, blocks, (1 << 40,) * regions, (size,) * regions,
+                {layer.name: layer.slot for layer in LAYOUT.layers},
+            )
+            for rank, size in ((1, LAYOUT.page_bytes), (plan.sources[0], stride))
+        )  # fmt: skip
+        table = build_table(plan, plan.sources[0], own, other)
+        ids = tuple(range(-(-tokens // LAYOUT.block_tokens)))
+        needed = -(-tokens // theirs.block_tokens)
+        source = RequestBlocks(tuple((block,) * needed for _ in theirs.group_kinds))
+        request = ReadRequest(tokens, source, RequestBlocks(tuple(ids for _ in LAYOUT.group_kinds)))
+        runs = table.id_runs(request)
+    except GeometryError as error:
+        shown = str(error)
+    else:
+        shown = ""
+        last = max(run.remote_first + run.units - 1 for run in runs)
+        assert table.locate_remote(last).block < blocks
+        assert min(run.remote_first for run in runs) >= 0
+    assert len(shown) < 2000
 
 
 def test_errors_keep_their_parts_between_processes() -> None:
