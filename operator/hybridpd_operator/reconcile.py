@@ -6,7 +6,7 @@ waits for anything; a pass over an unchanged world writes nothing.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from hybridpd_operator.kinds import Manifest
 from hybridpd_operator.metrics import Metrics
 from hybridpd_operator.observed import Observed
 from hybridpd_operator.plan import Plan, make_plan
+from hybridpd_operator.problems import INVALID_FIELD, Problem
 from hybridpd_operator.scrape import Scraper
 from hybridpd_operator.settings import Settings
 from hybridpd_operator.validate import assess
@@ -31,6 +32,11 @@ _log: Final = logging.getLogger(__name__)
 CHANGING_SECONDS: Final = 15.0
 #: Seconds until a name is tried again that an object on its way out still holds.
 WAITING_SECONDS: Final = 2.0
+_NO_ENGINE_IMAGE: Final = Problem(
+    INVALID_FIELD,
+    "spec.engine.image",
+    "expected an image, got none, and the operator was installed without a default; name one",
+)
 
 
 @dataclass
@@ -43,6 +49,7 @@ class Reconciler:
     metrics: Metrics
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     _scraped: dict[Key, datetime] = field(default_factory=dict)
+    _pruned: dict[Key, tuple[Manifest, Any]] = field(default_factory=dict)
 
     def run(self, key: Key) -> float | None:
         """Make one pass; return the seconds after which to look again, or None.
@@ -54,8 +61,9 @@ class Reconciler:
         if observed is None or "deletionTimestamp" in observed.resource["metadata"]:
             # The garbage collector removes the children; a write would only race with it.
             self._scraped.pop(key, None)
+            self._pruned.pop(key, None)
             return None
-        assessment = assess(observed.resource, observed.config, observed.config_problem)
+        assessment = self._assess(observed)
         plan = self._plan(assessment, observed)
         outcome = act(self.cluster, plan, observed, self.metrics) if plan else Outcome()
         done = status.Pass(
@@ -78,6 +86,14 @@ class Reconciler:
         self._scraped[key] = now
         return self.scraper
 
+    def _assess(self, observed: Observed) -> Assessment:
+        """The checks of the resource, and the one that needs the operator's own settings."""
+        assessment = assess(observed.resource, observed.config, observed.config_problem)
+        service = assessment.service
+        if service is None or service.spec.engine.image or self.settings.images.engine:
+            return assessment
+        return replace(assessment, spec_problems=(*assessment.spec_problems, _NO_ENGINE_IMAGE))
+
     def _plan(self, assessment: Assessment, observed: Observed) -> Plan | None:
         service = assessment.service
         if service is None:
@@ -85,7 +101,8 @@ class Reconciler:
         return make_plan(service, observed, self.settings.images, may_start=assessment.may_start)
 
     def _write_status(self, observed: Observed, after: Manifest, now: str) -> None:
-        if after == observed.status:
+        key = Key(observed.namespace, observed.name)
+        if after == observed.status or self._pruned.get(key) == (after, observed.status):
             return
         metadata = observed.resource["metadata"]
         body = {
@@ -96,9 +113,14 @@ class Reconciler:
             "status": after,
         }
         try:
-            self.cluster.apply(body, subresource="status")
+            kept = self.cluster.apply(body, subresource="status").get("status")
         except NotFoundError:
             return
+        if kept != after:
+            # An older definition of the resource drops what it does not know. Say it once; written
+            # again on every pass it would never end.
+            _log.warning("the server did not keep the whole status: upgrade the CRD")
+            self._pruned[key] = (after, kept)
         self.metrics.add("hybridpd_operator_writes_total", verb="apply", kind="status")
         for notice in transitions.notices(observed.status, after):
             self._tell(transitions.event(notice, observed.resource, now))

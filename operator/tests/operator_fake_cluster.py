@@ -33,6 +33,7 @@ class FakeCluster:
         self.objects: dict[Slot, Manifest] = {}
         self.writes: list[tuple[str, str, str]] = []
         self.events: list[Manifest] = []
+        self.pruned_status_fields: frozenset[str] = frozenset()
         self.fail: Callable[[str, str, str], Exception | None] = lambda verb, kind, name: None
         self._serial = itertools.count(1)
 
@@ -163,7 +164,11 @@ class FakeCluster:
             raise NotFoundError("PATCH status", 404, "not found")
         if manifest["metadata"].get("uid") != live["metadata"]["uid"]:
             raise ConflictError("PATCH status", 409, "uid differs")
-        live["status"] = copy.deepcopy(manifest["status"])
+        live["status"] = {
+            key: copy.deepcopy(value)
+            for key, value in manifest["status"].items()
+            if key not in self.pruned_status_fields
+        }
         live["metadata"]["resourceVersion"] = str(next(self._serial))
         return copy.deepcopy(live)
 

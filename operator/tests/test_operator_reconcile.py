@@ -486,3 +486,26 @@ def test_two_services_do_not_touch_each_other(world: World, cluster: FakeCluster
     assert all(name.startswith("other") for _, _, name in cluster.taken_writes())
     world.run()
     assert cluster.taken_writes() == []
+
+
+def test_an_older_definition_that_drops_fields_costs_no_endless_writes(world: World) -> None:
+    world.cluster.pruned_status_fields = frozenset({"geometry"})
+    world.create()
+    world.settle()
+    world.cluster.taken_writes()
+    world.run()
+    assert world.cluster.taken_writes() == []
+    world.edit({"prefill": {"replicas": 2}})
+    world.settle()
+    assert world.status["prefill"]["ready"] == "2/2"
+
+
+def test_no_engine_image_anywhere_is_said_before_anything_starts(world: World) -> None:
+    world.create({"engine": {"image": None, "vllmVersion": "0.32.0"}})
+    world.settle()
+    assert world.condition("Accepted")[0] == "False"
+    assert "spec.engine.image" in world.message("Accepted")
+    assert world.cluster.names_of(kinds.STATEFULSET) == []
+    world.restart_operator(Images(connector="c:1", router="r:1", engine="e:1"))
+    world.settle()
+    assert world.condition("Ready")[0] == "True"
