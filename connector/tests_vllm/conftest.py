@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 import pytest
 
+from hybridpd_testkit.adapters import write_adapter
 from hybridpd_testkit.checkpoints import write_checkpoint
 from hybridpd_testkit.engines import (
     PROBE,
@@ -11,13 +12,29 @@ from hybridpd_testkit.engines import (
     Engine,
     EngineFailedError,
     EngineSpec,
+    base_environment,
+    engine_python,
     stop_all,
 )
+from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.pd_client import Pair
 from hybridpd_testkit.probe_orders import ProbeOrders
 
 MAX_ALIVE = 4
 LEASE_SECONDS = 6
+ADAPTERS = {"red": 1, "blue": 2}  # name → seed
+# Longest first: a test's family is the first of these in its name, the last one without any.
+FAMILIES = ("nemotron_h_mqa", "falcon_h1", "llama", "nemotron_h")
+
+
+def pytest_collection_modifyitems(items):
+    """Family after family, so that each engine starts once; files in order within a family."""
+
+    def family_rank(item):
+        named = [index for index, family in enumerate(FAMILIES) if family in item.name]
+        return -min(named, default=len(FAMILIES) - 1)
+
+    items.sort(key=family_rank)
 
 
 class EnginePool:
@@ -26,6 +43,7 @@ class EnginePool:
 
     def __init__(self, directory):
         self._directory = directory
+        self._nursery = Nursery(engine_python(), base_environment())
         self._alive: OrderedDict[str, Engine] = OrderedDict()
 
     def checkpoint(self, family):
@@ -50,6 +68,8 @@ class EnginePool:
                 "arguments": ("--max-num-seqs", "1"),
             },
         }[kind]
+        if family == "llama" and kind in ("p1", "d1"):
+            settings["arguments"] = self._adapter_arguments()
         return EngineSpec(
             name,
             self.checkpoint(family),
@@ -58,12 +78,19 @@ class EnginePool:
             **settings,
         )
 
+    def _adapter_arguments(self):
+        directory = self._directory / "adapters"
+        modules = [
+            f"{name}={write_adapter(directory / name, seed)}" for name, seed in ADAPTERS.items()
+        ]
+        return ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", *modules)
+
     def engines(self, family, *kinds):
         specs = [self.spec(family, kind) for kind in kinds]
         missing = [spec for spec in specs if spec.name not in self._alive]
         self._make_room(len(missing), {spec.name for spec in specs})
         for spec in missing:
-            self._alive[spec.name] = Engine(spec, self._directory / "logs")
+            self._alive[spec.name] = Engine(spec, self._directory / "logs", self._nursery)
             self._alive[spec.name].start()
         for spec in specs:
             engine = self._alive[spec.name]
@@ -82,6 +109,7 @@ class EnginePool:
 
     def stop(self):
         stop_all(self._alive.values())
+        self._nursery.close()
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from hybridpd_testkit.metrics import Metrics, parse_metrics
+from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.processes import (
     HttpError,
+    Leader,
     die_with_parent,
     end_sessions,
     free_port,
@@ -82,11 +84,10 @@ class EngineSpec:
             config["kv_connector_module_path"] = self.connector.module
         return config
 
-    def command(self, python: str, port: int) -> list[str]:
-        """The command line of the server."""
+    def server_arguments(self, port: int) -> list[str]:
+        """The server's command line after the module name."""
         transfer = self.transfer_config()
         return [
-            *(python, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(self.checkpoint), "--served-model-name", "tiny"),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--dtype", "float32", "--max-model-len", str(self.max_model_len)),
@@ -110,8 +111,8 @@ def engine_python() -> str:
     return os.environ.get(ENGINE_PYTHON_VARIABLE) or sys.executable
 
 
-def engine_environment(spec: EngineSpec, side_channel_port: int) -> dict[str, str]:
-    """The environment of an engine on a small machine without a GPU or a network."""
+def base_environment() -> dict[str, str]:
+    """What every engine needs on a small machine without a GPU or a network."""
     cache = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "hybridpd")
     compiled = cache / "compile" / "vllm-cpu"
     paths = [str(CONNECTOR_ROOT), str(CONNECTOR_ROOT / "testkit"), os.environ.get("PYTHONPATH", "")]
@@ -124,8 +125,6 @@ def engine_environment(spec: EngineSpec, side_channel_port: int) -> dict[str, st
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
         "VLLM_HOST_IP": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         # Opens /collective_rpc, through which WorkerReport answers.
@@ -135,6 +134,15 @@ def engine_environment(spec: EngineSpec, side_channel_port: int) -> dict[str, st
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def engine_environment(spec: EngineSpec, side_channel_port: int) -> dict[str, str]:
+    """The environment of one engine."""
+    return {
+        **base_environment(),
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
         **spec.environment,
     }
 
@@ -146,28 +154,36 @@ class EngineFailedError(RuntimeError):
 class Engine:
     """One running server. `start` returns at once; `wait_ready` blocks until it answers."""
 
-    def __init__(self, spec: EngineSpec, log_directory: Path) -> None:
+    def __init__(
+        self, spec: EngineSpec, log_directory: Path, nursery: Nursery | None = None
+    ) -> None:
+        """With a ``nursery`` the server is forked from it, else it is a process of its own."""
         self.spec = spec
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_directory / f"{spec.name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._nursery = nursery
+        self._process: Leader | None = None
         self._started = 0.0
 
     def start(self) -> None:
         """Start the server process. Call it from a thread that outlives the engine."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        command = self.spec.command(engine_python(), self.port)
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=engine_environment(self.spec, free_port()),
-                start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
-            )
+        arguments = self.spec.server_arguments(self.port)
+        environment = engine_environment(self.spec, free_port())
+        if self._nursery is not None:
+            self._process = self._nursery.start(arguments, environment, self.log_path)
+        else:
+            with self.log_path.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [engine_python(), "-m", "vllm.entrypoints.openai.api_server", *arguments],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
+                )
         self._started = time.monotonic()
 
     def wait_ready(self, timeout_seconds: float = START_SECONDS) -> float:
@@ -192,7 +208,7 @@ class Engine:
         """Raise ``EngineFailedError`` with the end of the log when the process is gone."""
         process = self._running()
         if process.poll() is not None:
-            raise self._failed(f"ended with exit code {process.returncode}")
+            raise self._failed(f"ended with exit code {process.poll()}")
 
     def _failed(self, what: str) -> EngineFailedError:
         tail = log_tail(self.log_path)
@@ -232,7 +248,7 @@ class Engine:
         for pid in session_members(self._running().pid):
             os.kill(pid, signal_number)
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> Leader:
         if self._process is None:
             raise EngineFailedError(f"engine {self.describe()} was never started")
         return self._process
@@ -244,9 +260,11 @@ def stop_all(engines: Iterable[Engine]) -> None:
 
 
 @contextlib.contextmanager
-def running(specs: Sequence[EngineSpec], log_directory: Path) -> Iterator[tuple[Engine, ...]]:
+def running(
+    specs: Sequence[EngineSpec], log_directory: Path, nursery: Nursery | None = None
+) -> Iterator[tuple[Engine, ...]]:
     """Engines that start together, are ready inside the block, and are gone after it."""
-    engines = tuple(Engine(spec, log_directory) for spec in specs)
+    engines = tuple(Engine(spec, log_directory, nursery) for spec in specs)
     try:
         for engine in engines:
             engine.start()

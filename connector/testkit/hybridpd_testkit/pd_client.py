@@ -6,6 +6,10 @@ other keys present with null. The answer's ``kv_transfer_params`` go to D as the
 
 from __future__ import annotations
 
+import functools
+import http.client
+import json
+import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -54,15 +58,9 @@ class Answer:
         return choice.tokens
 
 
-def complete(
-    engine: Engine,
-    prompt: Prompt,
-    max_tokens: int = 16,
-    request_id: str | None = None,
-    **fields: Any,
-) -> Answer:
-    """One greedy completion. ``fields`` are added to the request as they are."""
-    document = {
+def completion_request(prompt: Prompt, max_tokens: int, **fields: Any) -> dict[str, Any]:
+    """The body of a greedy completion. ``fields`` are added, or replace, as they are."""
+    return {
         "model": "tiny",
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -71,6 +69,17 @@ def complete(
         "return_token_ids": True,
         **fields,
     }
+
+
+def complete(
+    engine: Engine,
+    prompt: Prompt,
+    max_tokens: int = 16,
+    request_id: str | None = None,
+    **fields: Any,
+) -> Answer:
+    """One greedy completion; ``HttpError`` when the engine refuses or fails it."""
+    document = completion_request(prompt, max_tokens, **fields)
     headers = {"X-Request-Id": request_id or uuid.uuid4().hex}
     return _answer(engine.post("/v1/completions", document, headers))
 
@@ -89,6 +98,22 @@ def _answer(document: Mapping[str, Any]) -> Answer:
     )
 
 
+class OpenRequest:
+    """A completion that its client may abandon, as a user does who closes the browser."""
+
+    def __init__(self, engine: Engine, prompt: Prompt, max_tokens: int, **fields: Any) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=300)
+        document = completion_request(prompt, max_tokens, stream=True, **fields)
+        headers = {"Content-Type": "application/json"}
+        self._connection.request("POST", "/v1/completions", json.dumps(document), headers)
+
+    def abandon(self) -> None:
+        """Close the connection; the engine aborts the request."""
+        if self._connection.sock is not None:
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A prefill and a decode engine, with requests going through both."""
@@ -96,24 +121,23 @@ class Pair:
     prefill: Engine
     decode: Engine
 
-    def prefill_only(self, prompt: Prompt, request_id: str | None = None, **fields: Any) -> Params:
-        """Send the prefill; the params that its answer carries for D."""
+    def prefill_only(
+        self, prompt: Prompt, request_id: str | None = None, **fields: Any
+    ) -> Params | None:
+        """Send the prefill; the params that its answer carries for D, None when it has none."""
         fields.setdefault("kv_transfer_params", dict(PREFILL_PARAMS))
-        answer = complete(self.prefill, prompt, 1, request_id, **fields)
-        if answer.transfer_params is None:
-            raise AssertionError("the prefill answer has no kv_transfer_params")
-        return answer.transfer_params
+        return complete(self.prefill, prompt, 1, request_id, **fields).transfer_params
 
     def decode_only(
         self,
         prompt: Prompt,
-        params: Params,
+        params: Params | None,
         max_tokens: int = 16,
         request_id: str | None = None,
         **fields: Any,
     ) -> Answer:
         """Send D a request that loads what ``params`` name."""
-        fields = {"kv_transfer_params": dict(params), **fields}
+        fields = {"kv_transfer_params": params, **fields}
         return complete(self.decode, prompt, max_tokens, request_id, **fields)
 
     def complete(self, prompt: Prompt, max_tokens: int = 16, **fields: Any) -> Answer:
@@ -179,3 +203,21 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_seconds: float 
 def leases_held(engine: Engine) -> int:
     """Prefills whose blocks the engine still pins."""
     return int(engine.metrics().total("hybridpd_leases_held"))
+
+
+def leaves_nothing_behind(engine: Engine) -> bool:
+    """Whether nothing runs, waits, is pinned or holds cache. Sends a request, for fresh gauges."""
+    complete(engine, [5, 6, 7], 2)
+    now = engine.metrics()
+    busy = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    return leases_held(engine) == 0 and all(now.total(name) == 0 for name in busy)
+
+
+def require_nothing_left(*engines: Engine, timeout_seconds: float = 20.0) -> None:
+    """Wait until engines are empty; ``TimeoutError`` names the one that is not."""
+    for engine in engines:
+        wait_until(
+            functools.partial(leaves_nothing_behind, engine),
+            f"{engine.describe()} is empty",
+            timeout_seconds,
+        )

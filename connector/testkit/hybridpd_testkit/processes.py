@@ -10,13 +10,12 @@ import random
 import re
 import signal
 import socket
-import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 # Below the range from which the kernel takes ports for outgoing connections, so that a port
 # found free here is not handed to somebody else before the server binds it.
@@ -66,20 +65,27 @@ def session_members(session_id: int) -> Iterator[int]:
             yield int(entry.name)
 
 
-def end_sessions(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = 15.0) -> None:
+class Leader(Protocol):
+    """A process that leads its own session: a ``subprocess.Popen`` or a forked server."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+
+def end_sessions(leaders: Sequence[Leader], grace_seconds: float = 15.0) -> None:
     """End processes that lead their own sessions, together, and all that stayed in the sessions."""
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+    alive = [leader for leader in leaders if leader.poll() is None]
+    for leader in alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(leader.pid, signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    for process in processes:
-        _kill_members(process.pid)
+    while any(leader.poll() is None for leader in alive) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for leader in leaders:
+        _kill_members(leader.pid)
+        leader.poll()
 
 
 def _kill_members(session_id: int, timeout_seconds: float = 5.0) -> None:

@@ -1,0 +1,94 @@
+"""P keeps a prefill as long as D renews it, and not longer. The pool's lease is short."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from conftest import LEASE_SECONDS
+from hybridpd_testkit.expectations import MAX_TOKENS, random_prompt
+from hybridpd_testkit.pd_client import (
+    OpenRequest,
+    Pair,
+    complete,
+    evidence,
+    leases_held,
+    require_nothing_left,
+    wait_until,
+)
+from hybridpd_testkit.processes import HttpError
+
+STEP_SECONDS = 25.0
+PROMPT = random_prompt(200, 55)
+EXPIRED = "hybridpd_leases_expired_total"
+
+
+@pytest.fixture
+def pair(pool):
+    """P and a D that runs one request at a time, so that a second one queues."""
+    return Pair(*pool.engines("nemotron-h", "p1", "r1"))
+
+
+def hold_in_queue(pair, params, during):
+    """Send the decode while others occupy D, run ``during``, let D go on; the answer."""
+    blockers = [OpenRequest(pair.decode, [9, 8, 7], 2000) for _ in range(6)]
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(pair.decode_only, PROMPT, params, MAX_TOKENS)
+            during()
+            assert not answer.done()
+            for blocker in blockers:
+                blocker.abandon()
+            return answer.result()
+    finally:
+        for blocker in blockers:
+            blocker.abandon()
+
+
+def check_loaded_late(pair, during):
+    expected = complete(pair.prefill, PROMPT, MAX_TOKENS).tokens
+    before_p, before_d = pair.prefill.metrics(), pair.decode.metrics()
+    params = pair.prefill_only(PROMPT)
+    answer = hold_in_queue(pair, params, during)
+    assert answer.tokens == expected
+    counted = evidence(pair.decode.metrics().since(before_d))
+    assert (counted.loads, counted.failures, counted.recomputed) == (1, 0, 0)
+    require_nothing_left(pair.prefill, pair.decode)
+    assert pair.prefill.metrics().since(before_p).total(EXPIRED) == 0
+
+
+def test_vllm_leases_last_while_d_queues_the_request(pair):
+    """D has no room for three leases; P keeps the blocks and the answer is right."""
+    check_loaded_late(pair, lambda: time.sleep(3 * LEASE_SECONDS + 1))
+
+
+def test_vllm_leases_last_through_a_p_step_of_25_seconds(pool, pair):
+    """P cannot look at its messages for four leases, and reads them before it expires anything."""
+    orders = pool.orders(pair.prefill)
+
+    def stall():
+        orders.stall(STEP_SECONDS)
+        wait_until(lambda: orders.stall_taken, "P's step has begun")
+        time.sleep(STEP_SECONDS)
+
+    check_loaded_late(pair, stall)
+
+
+def test_vllm_leases_expire_without_a_reader_and_late_readers_fail(pool, nemotron):
+    """Nobody asks: P frees the blocks. Who comes later gets an error, never another's state."""
+    before = nemotron.prefill.metrics()
+    params = nemotron.prefill_only(PROMPT)
+    assert leases_held(nemotron.prefill) == 1
+    wait_until(
+        lambda: nemotron.prefill.metrics().since(before).total(EXPIRED) == 1,
+        "the lease has expired",
+        3 * LEASE_SECONDS,
+    )
+    before_d = nemotron.decode.metrics()
+    with pytest.raises(HttpError):
+        nemotron.decode_only(PROMPT, params, MAX_TOKENS)
+    assert evidence(nemotron.decode.metrics().since(before_d)).failures == 1
+    recomputing = Pair(*pool.engines("nemotron-h", "p1", "r1"))
+    expected = complete(nemotron.prefill, PROMPT, MAX_TOKENS).tokens
+    assert recomputing.decode_only(PROMPT, params, MAX_TOKENS).tokens == expected
+    require_nothing_left(nemotron.prefill, nemotron.decode, recomputing.decode)

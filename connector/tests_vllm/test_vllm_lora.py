@@ -1,0 +1,36 @@
+"""A state belongs to its LoRA adapter: another adapter's is refused, its own gives its tokens."""
+
+import pytest
+
+from hybridpd_testkit.expectations import MAX_TOKENS, random_prompt
+from hybridpd_testkit.pd_client import Pair, complete, evidence, measured, require_nothing_left
+from hybridpd_testkit.processes import HttpError
+
+PROMPT = random_prompt(150, 77)
+
+
+@pytest.fixture
+def llama(pool):
+    return Pair(*pool.engines("llama", "p1", "d1"))
+
+
+def test_vllm_lora_llama_own_adapter(llama):
+    expected = complete(llama.prefill, PROMPT, MAX_TOKENS, model="red").tokens
+    assert expected != complete(llama.prefill, PROMPT, MAX_TOKENS).tokens
+    answer, counted = measured(
+        llama.decode, lambda: llama.complete(PROMPT, MAX_TOKENS, model="red")
+    )
+    assert answer.tokens == expected
+    assert (counted.loads, counted.failures) == (1, 0)
+    require_nothing_left(llama.prefill, llama.decode)
+
+
+@pytest.mark.parametrize("model", ["blue", "tiny"])
+def test_vllm_lora_llama_other_adapter_or_none_is_refused(llama, model):
+    params = llama.prefill_only(PROMPT, model="red")
+    before = llama.decode.metrics()
+    with pytest.raises(HttpError):
+        llama.decode_only(PROMPT, params, MAX_TOKENS, model=model)
+    counted = evidence(llama.decode.metrics().since(before))
+    assert (counted.loads, counted.failures, counted.read_bytes) == (0, 1, 0)
+    require_nothing_left(llama.prefill, llama.decode)

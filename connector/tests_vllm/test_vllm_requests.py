@@ -1,0 +1,146 @@
+"""A load belongs to its prompt, whatever routers and clients send; nothing stays pinned."""
+
+import pytest
+
+from hybridpd_testkit.expectations import MAX_TOKENS, random_prompt
+from hybridpd_testkit.pd_client import (
+    OpenRequest,
+    Pair,
+    complete,
+    evidence,
+    measured,
+    require_nothing_left,
+    wait_until,
+)
+from hybridpd_testkit.processes import HttpError
+
+IN_FLIGHT = 16
+# vLLM refuses n > 1 with temperature 0; the most likely token alone is greedy too.
+GREEDY_SAMPLES = {"temperature": 1.0, "top_k": 1}
+
+
+@pytest.fixture
+def recomputing(pool):
+    """P and a D that recomputes what it cannot load."""
+    return Pair(*pool.engines("nemotron-h", "p1", "r1"))
+
+
+def two_prompts():
+    return random_prompt(140, 71), random_prompt(140, 72)
+
+
+@pytest.mark.parametrize("kind", ["d1", "e2"])
+def test_vllm_requests_16_at_once(pool, kind):
+    """TP 1 to TP 1 and to TP 2: requests of different lengths do not mix."""
+    pair = Pair(*pool.engines("nemotron-h", "p1", kind))
+    prompts = [random_prompt(3 + 17 * index, 100 + index) for index in range(IN_FLIGHT)]
+    expected = [complete(pair.prefill, prompt, MAX_TOKENS).tokens for prompt in prompts]
+    before = pair.decode.metrics()
+    answers = pair.complete_all(prompts, MAX_TOKENS)
+    assert [answer.tokens for answer in answers] == expected
+    counted = evidence(pair.decode.metrics().since(before))
+    assert counted.external_tokens == sum(len(prompt) - 1 for prompt in prompts)
+    assert counted.computed_tokens == IN_FLIGHT
+    assert counted.read_bytes == counted.predicted_bytes > 0
+    assert (counted.loads, counted.failures, counted.recomputed) == (IN_FLIGHT, 0, 0)
+    require_nothing_left(pair.prefill, pair.decode)
+
+
+def test_vllm_requests_another_prompt_of_equal_length_is_refused(nemotron):
+    first, second = two_prompts()
+    params = nemotron.prefill_only(first)
+    before = nemotron.decode.metrics()
+    with pytest.raises(HttpError):
+        nemotron.decode_only(second, params, MAX_TOKENS)
+    counted = evidence(nemotron.decode.metrics().since(before))
+    assert (counted.loads, counted.failures, counted.read_bytes) == (0, 1, 0)
+    require_nothing_left(nemotron.prefill, nemotron.decode)
+
+
+def test_vllm_requests_two_prompts_in_one_call_never_swap_states(nemotron):
+    """vLLM answers a list with the first prompt's parameters and gives D's to every prompt."""
+    first, second = two_prompts()
+    params = nemotron.prefill_only([first, second])
+    before = nemotron.decode.metrics()
+    with pytest.raises(HttpError):
+        nemotron.decode_only([first, second], params, MAX_TOKENS)
+    counted = evidence(nemotron.decode.metrics().since(before))
+    assert counted.failures == 1
+    require_nothing_left(nemotron.prefill, nemotron.decode)
+
+
+def test_vllm_requests_two_prompts_in_one_call_recomputed(recomputing):
+    """With policy ``recompute`` the same call is answered, both prompts right."""
+    prompts = list(two_prompts())
+    expected = [complete(recomputing.prefill, prompt, MAX_TOKENS).tokens for prompt in prompts]
+    answer, counted = measured(
+        recomputing.decode, lambda: recomputing.complete(prompts, MAX_TOKENS)
+    )
+    assert [choice.tokens for choice in answer.choices] == expected
+    assert (counted.loads, counted.failures, counted.recomputed) == (1, 1, 1)
+    require_nothing_left(recomputing.prefill, recomputing.decode)
+
+
+def test_vllm_requests_two_samples_of_one_prompt(nemotron):
+    """n = 2: both children load the one prefill, and the other prefill's blocks come free."""
+    prompt, _ = two_prompts()
+    expected = complete(nemotron.prefill, prompt, MAX_TOKENS).tokens
+    answer, counted = measured(
+        nemotron.decode,
+        lambda: nemotron.complete(prompt, MAX_TOKENS, n=2, **GREEDY_SAMPLES),
+    )
+    assert [choice.tokens for choice in answer.choices] == [expected, expected]
+    assert (counted.loads, counted.failures, counted.recomputed) == (2, 0, 0)
+    assert counted.external_tokens == 2 * (len(prompt) - 1)
+    require_nothing_left(nemotron.prefill, nemotron.decode)
+
+
+def test_vllm_requests_state_is_gone_after_the_last_reader(nemotron):
+    """A second use of the same parameters is refused: the blocks may hold another prompt now."""
+    prompt, _ = two_prompts()
+    params = nemotron.prefill_only(prompt)
+    nemotron.decode_only(prompt, params, MAX_TOKENS)
+    require_nothing_left(nemotron.prefill)
+    before = nemotron.decode.metrics()
+    with pytest.raises(HttpError):
+        nemotron.decode_only(prompt, params, MAX_TOKENS)
+    counted = evidence(nemotron.decode.metrics().since(before))
+    assert (counted.loads, counted.failures) == (0, 1)
+    require_nothing_left(nemotron.prefill, nemotron.decode)
+
+
+def test_vllm_requests_abandoned_in_d_queue_frees_p(recomputing):
+    """A request that dies in D's queue, before any block, gives P's blocks back at once."""
+    prompt, _ = two_prompts()
+    decode = recomputing.decode
+    blocker = OpenRequest(decode, [9, 8, 7], 1900)
+    params = recomputing.prefill_only(prompt)
+    before = recomputing.prefill.metrics()
+    request = OpenRequest(decode, prompt, MAX_TOKENS, kv_transfer_params=params)
+    wait_until(
+        lambda: decode.metrics().total("vllm:num_requests_waiting") > 0, "the request queues"
+    )
+    request.abandon()
+    wait_until(
+        lambda: (
+            recomputing.prefill.metrics().since(before).total("hybridpd_leases_released_total") == 1
+        ),
+        "D has released it",
+    )
+    blocker.abandon()
+    require_nothing_left(recomputing.prefill, decode)
+    growth = recomputing.prefill.metrics().since(before)
+    assert growth.total("hybridpd_leases_expired_total") == 0
+
+
+def test_vllm_requests_abandoned_while_decoding_frees_both(nemotron):
+    prompt, _ = two_prompts()
+    params = nemotron.prefill_only(prompt)
+    before = nemotron.decode.metrics()
+    request = OpenRequest(nemotron.decode, prompt, 1500, kv_transfer_params=params)
+    wait_until(
+        lambda: nemotron.decode.metrics().since(before).total("hybridpd_loads_total") == 1,
+        "D has loaded it",
+    )
+    request.abandon()
+    require_nothing_left(nemotron.prefill, nemotron.decode)
