@@ -38,7 +38,9 @@ def env_path(name: str) -> Path:
     """Where environment `name` lives; the folder need not exist yet."""
     text = (REQUIREMENTS / f"{name}.txt").read_bytes()
     version = ".".join(map(str, sys.version_info[:3]))
-    key = hashlib.sha256(text + f"{version}/{sys.executable}/{RECIPE}".encode()).hexdigest()[:12]
+    # The interpreter behind the links: the same from a shell and from within an environment.
+    python = os.path.realpath(sys.executable)
+    key = hashlib.sha256(text + f"{version}/{python}/{RECIPE}".encode()).hexdigest()[:12]
     return cache_dir() / "venvs" / f"{name}-{key}"
 
 
@@ -68,7 +70,7 @@ def _build(name: str, path: Path) -> None:
 
 
 def _create(path: Path) -> None:
-    command = [sys.executable, "-m", "venv", str(path)]
+    command = [os.path.realpath(sys.executable), "-m", "venv", str(path)]
     if subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode == 0:
         return
     # Debian ships the venv module without ensurepip in its minimal Python.
