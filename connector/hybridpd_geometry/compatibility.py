@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 
-from hybridpd_geometry.dtypes import element_bytes
 from hybridpd_geometry.engine import resolve_engine
 from hybridpd_geometry.facts import EngineFacts, ModelFacts
 from hybridpd_geometry.families import state_sections
 from hybridpd_geometry.layers import ATTENTION, LayerGeometry
 from hybridpd_geometry.layout import CacheLayout
+from hybridpd_geometry.packings import Plane
 from hybridpd_geometry.sections import Section, is_legal
 
 MAX_LEGAL_TP = 64
@@ -143,12 +143,12 @@ def _opaque_conv(ours: CacheLayout, theirs: CacheLayout) -> Iterator[Mismatch]:
 def _spec_tokens(ours: CacheLayout, theirs: CacheLayout) -> Iterator[Mismatch]:
     if ours.spec_tokens == theirs.spec_tokens:
         return
-    widened = ours.layers and _conv_bytes(ours) != _conv_bytes(theirs)
+    widened = _state_units(ours) != _state_units(theirs)
     yield Mismatch(
         "spec_tokens",
         ours.spec_tokens,
         theirs.spec_tokens,
-        bool(widened),
+        widened,
         "The conv state keeps conv_kernel - 1 + speculative tokens columns, so rows have other "
         "lengths."
         if widened
@@ -157,7 +157,7 @@ def _spec_tokens(ours: CacheLayout, theirs: CacheLayout) -> Iterator[Mismatch]:
     )
 
 
-def _conv_bytes(layout: CacheLayout) -> tuple[int, ...]:
+def _state_units(layout: CacheLayout) -> tuple[int, ...]:
     return tuple(
         item.section.unit_bytes
         for layer in layout.layers
@@ -218,8 +218,8 @@ def _layer(ours: LayerGeometry, theirs: LayerGeometry) -> Iterator[Mismatch]:
     if ours.planes != theirs.planes:
         yield Mismatch(
             f"{where}.planes",
-            ours.planes,
-            theirs.planes,
+            _planes_text(ours.planes),
+            _planes_text(theirs.planes),
             True,
             "A KV head is packed differently.",
             "Use the same attention backend on both sides.",
@@ -244,6 +244,13 @@ def _tiles(ours: CacheLayout, theirs: CacheLayout) -> Iterator[Mismatch]:
 def _section_text(section: Section) -> str:
     copies = ", replicated" if section.replicates else ""
     return f"{section.name}: {section.extent} x {section.unit_bytes} B{copies}"
+
+
+def _planes_text(planes: tuple[Plane, ...]) -> str:
+    return "; ".join(
+        f"{p.name}: {p.lanes} x {p.token_bytes} B per token, tiles of {p.tile_tokens}"
+        for p in planes
+    )
 
 
 def _some(names: list[str]) -> str:
@@ -310,6 +317,5 @@ def _sharded(model: ModelFacts) -> tuple[Section, ...]:
         sections.append(Section("KV heads", attention.kv_heads, 1, replicates=True))
     if model.state is not None:
         engine = resolve_engine(model, EngineFacts(tp_size=1))
-        element_bytes(engine.conv_dtype, "conv_dtype")
         sections += state_sections(model.state, engine.conv_dtype, engine.ssm_dtype)
     return tuple(sections)

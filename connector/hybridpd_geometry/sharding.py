@@ -6,6 +6,7 @@ of a unit, one copy is read, and the copies are chosen so that all source ranks 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hybridpd_geometry.sections import Section, owned
 
@@ -20,8 +21,7 @@ class Segment:
     units: int
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """`length` contiguous bytes, as offsets into the source's and the destination's page."""
 
     source_offset: int

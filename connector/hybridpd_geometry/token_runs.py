@@ -121,13 +121,12 @@ class TokenPairing:
         return runs
 
     def _piece(self, source_at: int, destination_at: int, tokens: int, runs: list[Run]) -> None:
-        """Tokens inside one kernel block on both sides."""
+        """Tokens inside one kernel block on both sides: whole heads if all of it, else lanes."""
         source, destination = self.source, self.destination
         source_block, source_in = divmod(source_at, source.kernel_tokens)
         destination_block, destination_in = divmod(destination_at, destination.kernel_tokens)
-        per_head = self.head_token_bytes
-        source_head_bytes = source.kernel_tokens * per_head
-        destination_head_bytes = destination.kernel_tokens * per_head
+        source_head_bytes = source.kernel_tokens * self.head_token_bytes
+        destination_head_bytes = destination.kernel_tokens * self.head_token_bytes
         whole = tokens == source.kernel_tokens == destination.kernel_tokens
         for segment in self.heads:
             source_head = source_block * source.heads + segment.source_unit
@@ -138,18 +137,21 @@ class TokenPairing:
                 length = segment.units * source_head_bytes
                 runs.append(Run(source_base, destination_base, length))
                 continue
-            for _ in range(segment.units):
-                self._lanes(
-                    Run(source_base, destination_base, tokens), source_in, destination_in, runs
+            lanes = self._lanes(source_in, destination_in, tokens)
+            for head in range(segment.units):
+                source_from = source_base + head * source_head_bytes
+                destination_from = destination_base + head * destination_head_bytes
+                runs.extend(
+                    Run(source_from + lane_source, destination_from + lane_destination, length)
+                    for lane_source, lane_destination, length in lanes
                 )
-                source_base += source_head_bytes
-                destination_base += destination_head_bytes
 
-    def _lanes(self, head: Run, source_in: int, destination_in: int, runs: list[Run]) -> None:
-        """One head (`head.length` tokens from `source_in` / `destination_in`), lane by lane."""
-        source_plane, destination_plane = head.source_offset, head.destination_offset
+    def _lanes(self, source_in: int, destination_in: int, tokens: int) -> list[Run]:
+        """Runs of one head relative to the head, for tokens from `source_in` / `destination_in`."""
+        runs: list[Run] = []
+        source_plane = destination_plane = 0
         for plane in self.planes:
-            size = round_up(head.length, plane.tile_tokens) * plane.token_bytes
+            length = round_up(tokens, plane.tile_tokens) * plane.token_bytes
             source_lane = self.source.kernel_tokens * plane.token_bytes
             destination_lane = self.destination.kernel_tokens * plane.token_bytes
             source_from = source_plane + source_in * plane.token_bytes
@@ -158,12 +160,13 @@ class TokenPairing:
                 Run(
                     source_from + lane * source_lane,
                     destination_from + lane * destination_lane,
-                    size,
+                    length,
                 )
                 for lane in range(plane.lanes)
             )
             source_plane += plane.lanes * source_lane
             destination_plane += plane.lanes * destination_lane
+        return runs
 
 
 def tail_runs(

@@ -20,6 +20,7 @@ from hybridpd_geometry import (
     Row,
     Run,
     Section,
+    Segment,
     StateFacts,
     build_table,
     intersect,
@@ -85,6 +86,16 @@ def test_two_source_ranks_feed_one_destination_rank() -> None:
         0: (Run(0, 0, 16), Run(16, 32, 48)),
         1: (Run(0, 16, 16), Run(40, 80, 24)),
     }
+
+
+def test_tp_sizes_that_do_not_divide_each_other() -> None:
+    # 6 KV heads: two source ranks hold 0-2 and 3-5, three destination ranks want 0-1, 2-3, 4-5.
+    heads = Section("kv", 6, 16, replicates=True)
+    assert [intersect(heads, 2, 3, rank) for rank in range(3)] == [
+        (Segment(0, 0, 0, 2),),
+        (Segment(0, 2, 0, 1), Segment(1, 0, 1, 1)),
+        (Segment(1, 1, 0, 2),),
+    ]
 
 
 def test_copies_are_spread_over_the_sources() -> None:
