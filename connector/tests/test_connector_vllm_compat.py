@@ -1,0 +1,109 @@
+"""Engines that are refused, each in one sentence that names what to change."""
+
+import types
+
+import pytest
+
+from hybridpd_connector.vllm_compat import (
+    EngineSettings,
+    UnsupportedEngineError,
+    check_allocator,
+    check_cache_layout,
+    check_conv_layout,
+    check_settings,
+    check_version,
+    settings_of,
+)
+
+GOOD = {
+    "version": "0.32.0",
+    "role": "producer",
+    "engine_id": "e",
+    "tp_size": 2,
+    "pp_size": 1,
+    "context_parallel_size": 1,
+    "mamba_cache_mode": "none",
+    "replay_ssm": False,
+    "hybrid_manager_disabled": False,
+    "host_pools": False,
+}
+
+
+@pytest.mark.parametrize("version", ["0.30.0", "0.31.0+cpu", "0.32.1rc1", "v0.33.0", "0.33"])
+def test_supported_versions(version):
+    assert check_version(version)[0] == 0
+
+
+@pytest.mark.parametrize("version", ["0.29.9", "0.34.0", "1.32.0", "dev", "", "0.3.2"])
+def test_other_versions_are_refused(version):
+    with pytest.raises(UnsupportedEngineError, match=r"vLLM 0\.30 to 0\.33"):
+        check_version(version)
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize(
+    "value", ["expandable_segments:True", "max_split_size_mb:64,expandable_segments: true"]
+)
+def test_expandable_segments_are_refused(name, value):
+    with pytest.raises(UnsupportedEngineError, match=name):
+        check_allocator({name: value})
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, {"OTHER": "x"}]
+)
+def test_other_allocator_settings_pass(environment):
+    check_allocator(environment)
+
+
+def test_conv_layouts():
+    check_conv_layout("DS", has_state=True, tp_size=8)
+    check_conv_layout("SD", has_state=True, tp_size=1)
+    check_conv_layout("SD", has_state=False, tp_size=8)
+    with pytest.raises(UnsupportedEngineError, match="VLLM_SSM_CONV_STATE_LAYOUT=DS"):
+        check_conv_layout("SD", has_state=True, tp_size=2)
+    with pytest.raises(UnsupportedEngineError, match="DS or SD"):
+        check_conv_layout("XY", has_state=True, tp_size=1)
+
+
+@pytest.mark.parametrize("layout", [None, "NHD", "LBNHC", "BLHNC"])
+def test_other_cache_layouts_are_refused(layout):
+    check_cache_layout("LBHNC")
+    with pytest.raises(UnsupportedEngineError, match="LBHNC"):
+        check_cache_layout(layout)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("version", "0.20.2", "vllm.version"),
+        ("role", "None", "kv_role"),
+        ("engine_id", "", "engine_id"),
+        ("pp_size", 2, "pipeline_parallel_size"),
+        ("context_parallel_size", 2, "context parallel"),
+        ("mamba_cache_mode", "all", "mamba_cache_mode"),
+        ("replay_ssm", True, "use_replayssm"),
+        ("hybrid_manager_disabled", True, "disable_hybrid_kv_cache_manager"),
+        ("host_pools", True, "host resident"),
+    ],
+)
+def test_settings_that_are_refused(field, value, words):
+    check_settings(EngineSettings(**GOOD))
+    with pytest.raises(UnsupportedEngineError, match=words):
+        check_settings(EngineSettings(**{**GOOD, field: value}))
+
+
+def test_settings_are_read_from_vllms_configuration():
+    def space(**values):
+        return types.SimpleNamespace(**values)
+
+    config = space(
+        kv_transfer_config=space(kv_role="kv_both", engine_id="e"),
+        parallel_config=space(tensor_parallel_size=2, pipeline_parallel_size=1),
+        cache_config=space(mamba_cache_mode="align"),
+        scheduler_config=space(disable_hybrid_kv_cache_manager=False),
+    )
+    cache = space(kv_cache_groups=[space(host_resident=False), space()])
+    settings = settings_of(config, cache, "0.33.0")
+    check_settings(settings)
+    assert (settings.role, settings.mamba_cache_mode) == ("both", "align")
