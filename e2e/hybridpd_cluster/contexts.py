@@ -28,23 +28,23 @@ _PRODUCT_FILES = ("pyproject.toml", "README.md", "LICENSE")
 _FOR_IMAGE = ("--python-version=3.11", "--implementation=cp", "--only-binary=:all:")
 
 
-def files_below(*roots: Path) -> Iterator[Path]:
-    """Files below some folders, and single files, in a stable order, without compiled leftovers."""
+def _named_files(*roots: Path) -> Iterator[tuple[str, Path]]:
+    """Single files, and files below folders with their place in it, without compiled leftovers."""
     for root in roots:
         if root.is_file():
-            yield root
+            yield root.name, root
             continue
         for path in sorted(root.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                yield path
+                yield str(path.relative_to(root)), path
 
 
 def content_key(*roots: Path) -> str:
-    """Names the content of some files and folders, wherever they lie."""
+    """Names the content of some files and folders, wherever these themselves lie."""
     digest = hashlib.sha256()
-    for path in files_below(*roots):
+    for name, path in _named_files(*roots):
         data = path.read_bytes()
-        digest.update(f"{path.name}\0{os.access(path, os.X_OK)}\0{len(data)}\0".encode() + data)
+        digest.update(f"{name}\0{os.access(path, os.X_OK)}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()[:12]
 
 

@@ -67,8 +67,9 @@ def create(folder: Path) -> None:
             ("-addext", "keyUsage=critical,keyCertSign,digitalSignature"),
         )
     key, public = folder / "service-account.key", folder / "service-account.pub"
-    _openssl(("genrsa", "-out", key, "2048"))
-    _openssl(("rsa", "-in", key, "-pubout", "-out", public))
+    curve = ("-pkeyopt", "ec_paramgen_curve:P-256")
+    _openssl(("genpkey", "-algorithm", "EC", *curve, "-out", key))
+    _openssl(("pkey", "-in", key, "-pubout", "-out", public))
     for identity in IDENTITIES:
         _sign(folder, identity)
         if identity.kubeconfig:
