@@ -309,10 +309,10 @@ class ConsumerRank:
         reads: list[SourceRead] = []
         try:
             for source in link.sources:
-                runs = source.table.id_runs(request)
-                loading.predicted_bytes += sum(run.units * run.unit_bytes for run in runs)
-                loading.predicted_descriptors += len(runs)
-                local_ids, remote_ids = id_arrays(runs)
+                batches = source.table.id_batches(request)
+                loading.predicted_bytes += sum(batch.bytes for batch in batches)
+                loading.predicted_descriptors += sum(batch.descriptors for batch in batches)
+                local_ids, remote_ids = id_arrays(batches)
                 check = BoardCheck(source.board, remote.sequence)
                 reads.append(
                     SourceRead(

@@ -11,7 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridpd_connector.errors import StateError
-from hybridpd_geometry import IdRun, RankPlacement, Row, ZeroRun
+from hybridpd_geometry import IdBatch, RankPlacement, Row, ZeroRun
+
+FEW_RUNS = 64
+"""Up to here a batch is written out faster by Python than by numpy."""
 
 Rows = NDArray[np.int64]
 Ids = NDArray[np.int32]
@@ -25,16 +28,31 @@ def row_array(rows: Sequence[Row]) -> Rows:
     return array
 
 
-def id_arrays(runs: Sequence[IdRun]) -> tuple[Ids, Ids]:
+def id_arrays(batches: Sequence[IdBatch]) -> tuple[Ids, Ids]:
     """(local ids, remote ids): the i-th remote piece is read into the i-th local one."""
-    if not runs:
+    parts: list[NDArray[np.int64]] = []
+    few: list[tuple[int, int, int]] = []
+    for batch in batches:
+        if batch.descriptors <= FEW_RUNS:
+            few.extend(
+                (local_base + local_unit, remote_base + remote_unit, units)
+                for local_base, remote_base in batch.bases
+                for local_unit, remote_unit, units in batch.runs
+            )
+            continue
+        bases = np.array([(local, remote, 0) for local, remote in batch.bases], dtype=np.int64)
+        runs = np.array(batch.runs, dtype=np.int64)
+        parts.append((bases[:, None] + runs[None]).reshape(-1, 3))
+    if few:
+        parts.append(np.array(few, dtype=np.int64))
+    if not parts:
         raise StateError("id runs", "at least one", 0)
-    first = np.array([(run.local_first, run.remote_first) for run in runs], dtype=np.int64)
-    counts = np.array([run.units for run in runs], dtype=np.int64)
-    ends = np.cumsum(counts)
+    table = np.concatenate(parts)
+    units = table[:, 2]
+    ends = np.cumsum(units)
     # Position of each id inside its own run.
-    inside = np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - counts, counts)
-    ids = np.repeat(first, counts, axis=0) + inside[:, None]
+    inside = np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - units, units)
+    ids = np.repeat(table[:, :2], units, axis=0) + inside[:, None]
     return (
         np.ascontiguousarray(ids[:, 0], dtype=np.int32),
         np.ascontiguousarray(ids[:, 1], dtype=np.int32),

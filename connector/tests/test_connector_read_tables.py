@@ -7,23 +7,44 @@ from hypothesis import strategies as st
 
 from hybridpd_connector.errors import StateError
 from hybridpd_connector.read_tables import id_arrays, row_array, zero_ranges
-from hybridpd_geometry import IdRun, RankPlacement, Row, ZeroRun
+from hybridpd_geometry import IdBatch, RankPlacement, Row, ZeroRun
 
-RUNS = st.lists(
+NUMBERS = st.integers(0, 2**29)
+BATCHES = st.lists(
     st.builds(
-        IdRun, st.integers(0, 2**30), st.integers(0, 2**30), st.integers(1, 9), st.just(64)
+        IdBatch,
+        st.just(64),
+        st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=12).map(tuple),
+        st.lists(st.tuples(NUMBERS, NUMBERS, st.integers(1, 9)), min_size=1, max_size=12).map(
+            tuple
+        ),
     ),
     min_size=1,
-    max_size=20,
+    max_size=4,
 )
 
 
-@given(RUNS)
-def test_ids_are_the_runs_written_out(runs):
-    local, remote = id_arrays(runs)
+@given(BATCHES)
+def test_ids_are_the_runs_written_out(batches):
+    local, remote = id_arrays(batches)
     assert local.dtype == remote.dtype == np.int32
-    assert local.tolist() == [run.local_first + i for run in runs for i in range(run.units)]
-    assert remote.tolist() == [run.remote_first + i for run in runs for i in range(run.units)]
+    assert len(local) * 64 == sum(batch.bytes for batch in batches)
+    assert sorted(zip(local.tolist(), remote.tolist(), strict=True)) == sorted(
+        (local_base + local_unit + i, remote_base + remote_unit + i)
+        for batch in batches
+        for local_base, remote_base in batch.bases
+        for local_unit, remote_unit, units in batch.runs
+        for i in range(units)
+    )
+
+
+def test_the_ids_of_a_run_stay_together():
+    """NIXL joins what is consecutive in the lists, in a small batch and in a large one."""
+    for layers in (2, 40):
+        bases = tuple((1000 * layer, 5000 + 1000 * layer) for layer in range(layers))
+        local, remote = id_arrays([IdBatch(64, bases, ((3, 7, 4), (9, 2, 1)))])
+        assert local[:5].tolist() == [3, 4, 5, 6, 9]
+        assert remote[5:10].tolist() == [6007, 6008, 6009, 6010, 6002]
 
 
 def test_a_read_of_nothing_is_an_error():
