@@ -12,9 +12,11 @@ equal or above means ended, and the load fails.
                                             -> 7: too late, whatever the pages hold
 
 No clock, no message, nothing to lose: it holds across paused processes, cut links and clocks that
-are minutes apart. Sequences only grow, so a slot used by a later lease reads as "ended" for the
-earlier one: with ``slots`` far above the number of leases held at once this costs nothing, and if
-it ever happens it fails a load and never passes a bad one.
+are minutes apart. (Across restarts of P it is the engine id that tells: it names one process.)
+
+Sequences only grow, so a slot used by a later lease reads as "ended" for the earlier one. With
+``slots`` far above the number of leases held at once this costs nothing, and if it ever happens it
+fails a load and never passes a bad one.
 """
 
 import ctypes

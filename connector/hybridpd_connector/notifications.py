@@ -22,7 +22,7 @@ VERSION = 1
 MAX_BYTES = 16 * 1024
 MAX_TEXT = 512
 MAX_TP_SIZE = 1024
-MAX_SEQUENCE = (1 << 63) - 1
+MAX_SEQUENCE = (1 << 53) - 1
 _RENEW_PAYLOAD_BYTES = 8 * 1024
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]

@@ -13,7 +13,8 @@ Client
     the other side does (refuses, stays silent, sends one byte a second). It uses a socket of its
     own, so threads do not wait for each other. Answers are bounded by ``max_answer_bytes``.
 
-Not bounded: the number of connections to the server. libzmq has no such setting for ROUTER.
+Not bounded, because libzmq has no setting for it: the number of connections to the server, and the
+number of frames that one client may put into one message before it ends it.
 """
 
 import logging

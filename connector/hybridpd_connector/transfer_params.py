@@ -25,7 +25,8 @@ MAX_BLOCK_ID = (1 << 31) - 1
 MAX_TOKENS = 1 << 27
 MAX_TP_SIZE = 1024
 MAX_LEASE_SECONDS = 24 * 3600
-MAX_SEQUENCE = (1 << 63) - 1
+# A router may parse JSON numbers as doubles: larger integers would not survive it.
+MAX_SEQUENCE = (1 << 53) - 1
 
 _HOST = re.compile(r"[A-Za-z0-9_.:%\-]{1,253}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")

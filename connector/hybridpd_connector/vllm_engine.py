@@ -4,6 +4,8 @@ Only ``connector`` uses this. It imports both halves, NIXL's agent among them, a
 imported when vLLM builds a connector, not when it looks at the class.
 """
 
+import logging
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,21 +29,32 @@ DEFAULT_LEASE_SECONDS = 30
 DEFAULT_POLL_INTERVAL_SECONDS = 0.1
 DEFAULT_HANDSHAKE_TIMEOUT_SECONDS = 30.0
 RENEW_INTERVAL_SECONDS = 0.25
+HANDSHAKE_ATTEMPT_SECONDS = 5.0
 SHORTEST_READ_TIMEOUT_SECONDS = 60.0
 
 RankPart = tuple[RankHello, dict[str, object]]
 """What one rank adds to its engine's hello: itself, and the layout that all ranks share."""
 
 
+def share_logging() -> None:
+    """Let our messages appear with vLLM's, in its format and at its level."""
+    ours, theirs = logging.getLogger("hybridpd_connector"), logging.getLogger("vllm")
+    if not ours.handlers and theirs.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
+        ours.propagate = False
+
+
 class SchedulerSide:
     """The scheduler half with its side channel and the numbers of the groups it may transfer."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: EngineSettings) -> None:
+        share_logging()
         port = envs.VLLM_NIXL_SIDE_CHANNEL_PORT
         port += vllm_config.parallel_config.data_parallel_index
         self._settings = settings
         self.identity = Identity(
-            engine_id=settings.engine_id,
+            engine_id=unique(settings.engine_id),
             host=envs.VLLM_NIXL_SIDE_CHANNEL_HOST,
             port=port,
             tp_size=settings.tp_size,
@@ -50,7 +63,7 @@ class SchedulerSide:
         )
         self.group_ids = tuple(index for index, _ in transfer_groups(kv_cache_config))
         self.half = SchedulerHalf(self.identity, group_facts(kv_cache_config))
-        self._responder = Responder(settings.engine_id)
+        self._responder = Responder(self.identity.engine_id)
         self._server: Server | None = None
         if self.identity.produces:
             self._server = Server(self.identity.host, port, self._responder.answer)
@@ -85,6 +98,15 @@ class SchedulerSide:
             self._server.close()
 
 
+def unique(name: str) -> str:
+    """A name of this process alone.
+
+    An engine that is restarted under a configured ``engine_id`` must not be taken for its
+    predecessor, whose leases and addresses mean nothing any more.
+    """
+    return f"{name}-{uuid.uuid4().hex[:12]}"
+
+
 def lease_seconds_of(vllm_config: Any) -> int:
     value = vllm_config.kv_transfer_config.get_from_extra_config(
         "lease_seconds", DEFAULT_LEASE_SECONDS
@@ -96,13 +118,14 @@ def build_worker(
     vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], settings: EngineSettings
 ) -> WorkerHalf:
     """Everything of one rank: cache description, agent, worker half."""
+    share_logging()
     extra = vllm_config.kv_transfer_config.get_from_extra_config
     rank = get_tensor_model_parallel_rank()
     memory = read_cache(
         vllm_config, kv_cache_config, kv_caches, rank, (settings.version, get_conv_state_layout())
     )
     agent = NixlAgent(
-        f"{settings.engine_id}/{rank}",
+        unique(f"{settings.engine_id}/{rank}"),
         tuple(extra("backends", ("UCX",))),
         progress_thread=settings.role != "consumer",
     )
@@ -122,6 +145,7 @@ def build_worker(
             renew_interval_seconds=min(RENEW_INTERVAL_SECONDS, lease_seconds / 12),
             timeouts=Timeouts(
                 handshake=handshake_seconds,
+                attempt=min(HANDSHAKE_ATTEMPT_SECONDS, handshake_seconds),
                 read=max(SHORTEST_READ_TIMEOUT_SECONDS, 2.0 * lease_seconds),
             ),
         ),

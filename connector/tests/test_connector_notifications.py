@@ -32,7 +32,7 @@ messages = st.one_of(
         lambda size: st.builds(
             Release,
             names,
-            st.integers(1, 2**63 - 1),
+            st.integers(1, 2**53 - 1),
             names,
             names,
             st.integers(0, size - 1),

@@ -153,7 +153,7 @@ HOSTILE = [
     ("hybridpd.lease_seconds", 0),
     ("hybridpd.lease_seconds", 10**9),
     ("hybridpd.sequence", 0),
-    ("hybridpd.sequence", 2**63),
+    ("hybridpd.sequence", 2**53),
     ("remote_block_ids", []),
     ("remote_block_ids", [[1], "23"]),
     ("remote_block_ids", [[1], [None]]),
