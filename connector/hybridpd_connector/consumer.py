@@ -52,10 +52,12 @@ LINGER_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Timeouts:
-    """Seconds. ``handshake``: how long a load waits for its peer. ``read``: how long a posted read
-    may take before its peer is given up."""
+    """Seconds. ``handshake``: how long a load waits for its peer; ``attempt``: how long one
+    question to it may take; ``read``: how long a posted read may take before its peer is given up.
+    """
 
     handshake: float = 30.0
+    attempt: float = 5.0
     read: float = 60.0
 
 

@@ -112,7 +112,7 @@ class DecodeSide:
         refusal, blocks = item.refusal, tuple[tuple[int, ...], ...]()
         if not refusal:
             try:
-                blocks = transfer_blocks(self._groups, block_ids, item.tokens)
+                blocks = transfer_blocks(self._groups, block_ids, item.tokens, spare=True)
             except StateError:
                 logger.exception("request %s is not loaded", request_id)
                 refusal = BAD_BLOCKS

@@ -43,7 +43,8 @@ class Interest:
 class Load:
     """D: blocks are allocated, read the state of ``request_id`` now.
 
-    ``block_ids``: per transferable group, logical ids. ``first_token``: attention tokens before it
+    ``block_ids``: per transferable group, logical ids; attention blocks behind the last token are
+    to be zeroed. ``first_token``: attention tokens before it
     are here already (local prefix cache). ``refusal``: when not empty, do not read but report the
     load as failed for this reason.
     """

@@ -6,13 +6,14 @@ prepares descriptor lists for those ranks that this rank reads from.
 """
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterable
 
 from hybridpd_connector.agent_api import Agent, Memory, PreparedList
-from hybridpd_connector.errors import ConnectorError, RefusedError
+from hybridpd_connector.errors import RefusedError
 from hybridpd_connector.handshake import Asker, Hello, RankHello, describe, fetch
 from hybridpd_connector.lease_board import BoardReader, BoardView
 from hybridpd_connector.peers import Address
@@ -41,7 +42,6 @@ class SourceLink:
     local: PreparedList
     remote: PreparedList
     board: BoardView
-    num_blocks: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,31 +102,32 @@ class LinkBuilder:
             timeout_seconds=self._timeout_seconds,
         )
         plan, placements = self._plan(hello)
-        peers: list[str] = []
-        try:
-            # extend keeps what was added before a failure, so that it can be undone.
-            peers.extend(self._add_peer(rank.agent_metadata) for rank in hello.ranks)
-            sources = self._sources(hello, plan, placements, peers)
-        except ConnectorError:
-            for peer in peers:
-                self._remove_peer(peer)
-            raise
+        with contextlib.ExitStack() as undo:
+            peers = tuple(self._add_peer(rank.agent_metadata, undo) for rank in hello.ranks)
+            sources = tuple(
+                self._source(hello.ranks[rank], plan, placements[rank], peers[rank], undo)
+                for rank in plan.sources
+            )
+            undo.pop_all()
         logger.info("ready to read from %s (ranks %s)", describe(hello), plan.sources)
-        return PeerLink(hello.engine_id, hello.lease_seconds, plan, tuple(peers), sources)
+        return PeerLink(hello.engine_id, hello.lease_seconds, plan, peers, sources)
 
     def take_apart(self, link: PeerLink) -> None:
         """Give back everything of a link that no read uses any more."""
         for source in link.sources:
-            self._release(source)
+            self._boards.detach(source.board)
+            self._agent.release_list(source.remote)
+            self._agent.release_list(source.local)
         for peer in link.peers:
             self._remove_peer(peer)
 
-    def _add_peer(self, metadata: bytes) -> str:
+    def _add_peer(self, metadata: bytes, undo: contextlib.ExitStack) -> str:
         """A peer may be in a dropped link and in its successor at once: uses are counted."""
         with self._lock:
             peer = self._agent.add_peer(metadata)
             self._uses[peer] += 1
-            return peer
+        undo.callback(self._remove_peer, peer)
+        return peer
 
     def _remove_peer(self, peer: str) -> None:
         with self._lock:
@@ -158,47 +159,23 @@ class LinkBuilder:
             raise RefusedError("layout", "an engine that fits this one", str(error)) from error
         return plan, placements
 
-    def _sources(
-        self,
-        hello: Hello,
-        plan: PairPlan,
-        placements: tuple[RankPlacement, ...],
-        peers: list[str],
-    ) -> tuple[SourceLink, ...]:
-        made: list[SourceLink] = []
-        try:
-            made.extend(
-                self._source(hello.ranks[rank], plan, placements[rank], peers[rank])
-                for rank in plan.sources
-            )
-        except (ConnectorError, GeometryError) as error:
-            for source in made:
-                self._release(source)
-            if isinstance(error, GeometryError):
-                raise RefusedError("placement", "one that fits its layout", str(error)) from error
-            raise
-        return tuple(made)
-
     def _source(
-        self, hello: RankHello, plan: PairPlan, placement: RankPlacement, peer: str
+        self,
+        hello: RankHello,
+        plan: PairPlan,
+        placement: RankPlacement,
+        peer: str,
+        undo: contextlib.ExitStack,
     ) -> SourceLink:
-        table = build_table(plan, hello.rank, self._local.placement, placement)
+        try:
+            table = build_table(plan, hello.rank, self._local.placement, placement)
+        except GeometryError as error:
+            raise RefusedError("placement", "one that fits its layout", str(error)) from error
         memory = self._local.memory
         local = self._agent.prepare(None, row_array(table.local_rows), memory)
-        try:
-            remote = self._agent.prepare(peer, row_array(table.remote_rows), memory)
-        except ConnectorError:
-            self._agent.release_list(local)
-            raise
-        try:
-            board = self._boards.attach(peer, hello.board_address, hello.board_slots)
-        except ConnectorError:
-            self._agent.release_list(remote)
-            self._agent.release_list(local)
-            raise
-        return SourceLink(hello.rank, peer, table, local, remote, board, placement.num_blocks)
-
-    def _release(self, source: SourceLink) -> None:
-        self._boards.detach(source.board)
-        self._agent.release_list(source.remote)
-        self._agent.release_list(source.local)
+        undo.callback(self._agent.release_list, local)
+        remote = self._agent.prepare(peer, row_array(table.remote_rows), memory)
+        undo.callback(self._agent.release_list, remote)
+        board = self._boards.attach(peer, hello.board_address, hello.board_slots)
+        undo.callback(self._boards.detach, board)
+        return SourceLink(hello.rank, peer, table, local, remote, board)

@@ -51,12 +51,17 @@ def state_block(block_ids: Sequence[int], scratch_blocks: int) -> int:
 
 
 def transfer_blocks(
-    groups: Sequence[GroupFacts], block_ids: Sequence[Sequence[int]], tokens: int
+    groups: Sequence[GroupFacts],
+    block_ids: Sequence[Sequence[int]],
+    tokens: int,
+    *,
+    spare: bool = False,
 ) -> tuple[tuple[int, ...], ...]:
     """The blocks that hold the first ``tokens`` tokens of a request, per group.
 
-    ``block_ids`` is vLLM's list for each transferable group. ``StateError`` when blocks are
-    missing: then nothing of this request may be transferred.
+    ``block_ids`` is vLLM's list for each transferable group. ``spare`` keeps attention blocks
+    behind the tokens: the reader has to zero them, vLLM leaves that to it. ``StateError`` when
+    blocks are missing: then nothing of this request may be transferred.
     """
     if len(block_ids) != len(groups):
         raise StateError("block ids", f"{len(groups)} groups", len(block_ids))
@@ -66,9 +71,10 @@ def transfer_blocks(
             chosen.append((state_block(ids, facts.scratch_blocks),))
             continue
         needed = -(-tokens // facts.block_tokens)
-        if len(ids) < needed or any(block <= 0 for block in ids[:needed]):
+        kept = tuple(ids if spare else ids[:needed])
+        if len(kept) < needed or any(block <= 0 for block in kept):
             raise StateError("attention blocks", f"{needed} ids above 0", len(ids))
-        chosen.append(tuple(ids[:needed]))
+        chosen.append(kept)
     return tuple(chosen)
 
 

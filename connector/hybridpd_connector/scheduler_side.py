@@ -47,7 +47,15 @@ class SchedulerHalf:
         if not prefill:
             self.decode.arrive(facts)
             return False
-        return self.identity.produces and self.prefill.arrive(facts)
+        if not self.identity.produces:
+            logger.warning(
+                "request %s asks for a prefill for another engine, but kv_role is %s here: "
+                "nothing is handed over",
+                facts.request_id,
+                self.identity.role,
+            )
+            return False
+        return self.prefill.arrive(facts)
 
     def external_tokens(self, request_id: str, computed_tokens: int) -> int:
         return self.decode.external_tokens(request_id, computed_tokens)

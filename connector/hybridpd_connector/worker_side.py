@@ -166,7 +166,7 @@ class WorkerHalf:
         )
         boards = BoardReader(self._agent)
         builder = LinkBuilder(
-            local, self._agent, boards, asker, settings.timeouts.handshake, prepare_thread
+            local, self._agent, boards, asker, settings.timeouts.attempt, prepare_thread
         )
         return ConsumerRank(
             local,

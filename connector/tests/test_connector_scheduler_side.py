@@ -49,6 +49,10 @@ def test_only_blocks_with_tokens_are_handed_over():
     assert transfer_blocks(GROUPS, ([9], [1, 2, 3, 4]), 33) == ((9,), (1, 2, 3))
 
 
+def test_a_reader_keeps_spare_blocks_to_zero_them():
+    assert transfer_blocks(GROUPS, ([9], [1, 2, 3]), 32, spare=True) == ((9,), (1, 2, 3))
+
+
 @pytest.mark.parametrize("block_ids", [([9], [1]), ([9],), ([9], [1, 0, 3]), ([], [1, 2, 3])])
 def test_missing_blocks_are_an_error(block_ids):
     with pytest.raises(StateError):
@@ -133,7 +137,7 @@ def test_a_load_claims_all_but_the_last_token():
     assert decoder.external_tokens("d", 0) == 0
     orders = decoder.build_orders()
     load = orders.loads[0]
-    assert (load.block_ids, load.first_token, load.refusal) == (((3,), (9, 10, 11)), 32, "")
+    assert (load.block_ids, load.first_token, load.refusal) == (((3,), (9, 10, 11, 12)), 32, "")
     assert orders.interests[0].remote.tokens == 39
 
 
