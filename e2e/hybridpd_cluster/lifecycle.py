@@ -97,10 +97,11 @@ def up() -> None:
         start = time.monotonic()
         try:
             _up()
-        except BaseException:
+        except BaseException as error:
             _ignore_interrupts()
             say("cluster: did not come up; clearing")
-            _keep_logs()
+            if isinstance(error, ClusterError):
+                _keep_logs()
             _down()
             raise
         say(f"cluster: up in {time.monotonic() - start:.1f} s")
