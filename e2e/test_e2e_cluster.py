@@ -19,10 +19,15 @@ from pathlib import Path
 
 import pytest
 
+import nodefiles
 import waits
 from hybridpd_cluster import lifecycle
 from kubectl import Kubectl, KubectlError, Object
 
+pytestmark = pytest.mark.skipif(
+    not nodefiles.node_is_here(),
+    reason="about the cluster this checkout starts; runs when KUBECONFIG names no other one",
+)
 NAMESPACE = "hybridpd-cluster-test"
 IMAGE = "localhost/hybridpd-engine-base:dev"
 SERVER = "print('serving', flush=True)\nimport http.server as h\nh.test(h.SimpleHTTPRequestHandler)"
