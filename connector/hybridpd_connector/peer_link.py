@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from hybridpd_connector.agent_api import Agent, Memory, PreparedList
-from hybridpd_connector.errors import RefusedError
+from hybridpd_connector.errors import RefusedError, shorten
 from hybridpd_connector.handshake import Asker, Hello, RankHello, describe, fetch
 from hybridpd_connector.lease_board import BoardReader, BoardView
 from hybridpd_connector.peers import Address
@@ -145,14 +145,17 @@ class LinkBuilder:
         except GeometryError as error:
             raise RefusedError("hello", "a valid layout and placements", str(error)) from error
         fatal = [item for item in compare(self._local.layout, theirs) if item.fatal]
-        if fatal or theirs.tp_size != hello.tp_size:
+        if fatal:
             differences = "; ".join(
-                f"{item.field}: here {item.ours}, there {item.theirs}. {item.reason} {item.hint}"
+                f"{item.field} is {shorten(item.ours)} here and {shorten(item.theirs)} there: "
+                f"{item.reason} {item.hint}"
                 for item in fatal
             )
             raise RefusedError(
-                "layout", "an engine that fits this one", differences or "another tp_size", ""
+                "layout", "an engine that fits this one", f"{len(fatal)} differences", differences
             )
+        if theirs.tp_size != hello.tp_size:
+            raise RefusedError("layout.tp_size", str(hello.tp_size), theirs.tp_size)
         try:
             plan = plan_pair(theirs, self._local.layout, self._local.placement.rank)
         except GeometryError as error:
