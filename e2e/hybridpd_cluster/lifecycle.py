@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -212,6 +212,8 @@ def _down() -> None:
     for folder in (_recorded_cluster_folder() / "state", state_folder(), runtime_folder()):
         remove_tree(folder)
     kubeconfig_path().unlink(missing_ok=True)
+    with suppress(OSError):  # absent, or with the logs of a failure in it
+        cluster_folder().rmdir()
 
 
 def _restore_settings() -> None:
