@@ -1,4 +1,4 @@
-"""One D rank: which prefills it wants, the reads it makes, and what it owes to P afterwards.
+"""One D rank: the reads it makes, and when. Which prefills it wants is kept by ``wants``.
 
 A load waits until its peer is ready (with a deadline), is read once, and is reported once:
 
@@ -9,25 +9,22 @@ The engine's thread gives orders and polls; a ticker thread calls ``renew``. One
 apart; nothing that holds it waits for a peer, so neither can the engine.
 """
 
-import collections
 import dataclasses
 import logging
+import queue
 import threading
 from collections.abc import Callable, Iterable
 
 from hybridpd_connector import stats
 from hybridpd_connector.agent_api import Agent
-from hybridpd_connector.errors import AgentError
+from hybridpd_connector.errors import RefusedError, VersionError
 from hybridpd_connector.lease_board import BoardCheck
-from hybridpd_connector.leases import ConsumerLeases, LeaseKey
 from hybridpd_connector.metadata import Interest, Load
-from hybridpd_connector.notifications import Release, encode, renewals
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
 from hybridpd_connector.peers import Address, PeerManager, PeerState
 from hybridpd_connector.read_tables import id_arrays, zero_ranges
-from hybridpd_connector.request_blocks import parent_of
-from hybridpd_connector.transfer_params import RemotePrefill
 from hybridpd_connector.transfers import ABORTED, READ_FAILED, Outcome, SourceRead, Transfers
+from hybridpd_connector.wants import PEER_REFUSED, Want, Wants
 from hybridpd_geometry import (
     GeometryError,
     ReadRequest,
@@ -37,17 +34,9 @@ from hybridpd_geometry import (
 
 logger = logging.getLogger(__name__)
 
-RELEASED = "already_released"
-PEER_REFUSED = "peer_refused"
 PEER_UNREACHABLE = "peer_unreachable"
 BAD_BLOCKS = "bad_blocks"
 UNKNOWN_REQUEST = "unknown_request"
-
-MAX_OWED = 4096
-"""Releases kept for a peer that is not ready yet; P's lease ends those that are forgotten."""
-
-LINGER_SECONDS = 2.0
-"""One of n samples may be read before its siblings arrive: their shared release waits so long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,36 +51,15 @@ class Timeouts:
 
 
 @dataclasses.dataclass
-class _Want:
-    """A D request with its prefill, from arrival until the lease is dropped."""
-
-    remote: RemotePrefill
-    key: LeaseKey
-    leased: bool
-    arrived_at: float
-
-
-@dataclasses.dataclass
 class _Loading:
     """A load that is not reported yet; ``link`` is set while it is read."""
 
     order: Load
-    want: _Want
+    want: Want
     deadline: float
     link: PeerLink | None = None
     predicted_bytes: int = 0
     predicted_descriptors: int = 0
-
-
-@dataclasses.dataclass
-class _Owed:
-    """Releases for an engine that is not ready; worthless after ``until``."""
-
-    address: Address
-    until: float = 0.0
-    messages: collections.deque[bytes] = dataclasses.field(
-        default_factory=lambda: collections.deque(maxlen=MAX_OWED)
-    )
 
 
 class ConsumerRank:
@@ -116,23 +84,20 @@ class ConsumerRank:
         self._timeouts = timeouts
         self._progress = progress
         self._lock = threading.RLock()
-        self._leases = ConsumerLeases()
-        self._peers: PeerManager[PeerLink] = PeerManager(builder.build, self._discard)
-        self._wants: dict[str, _Want] = {}
+        self._peers: PeerManager[PeerLink] = PeerManager(self._shake_hands, self._discard)
+        self._wants = Wants(local, agent, self._peers)
         self._loading: dict[str, _Loading] = {}
         self._received: set[str] = set()
         self._failed: dict[str, str] = {}
-        self._unsent: dict[str, set[str]] = {}
-        self._owed: dict[str, _Owed] = {}
-        self._lingering: list[tuple[float, _Want, str]] = []
+        self._refusals: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def absorb(self, interests: Iterable[Interest], leaves: Iterable[str], now: float) -> None:
         """Requests that have arrived, and requests that need their prefill no longer."""
         with self._lock:
             for interest in interests:
-                self._arrive(interest, now)
+                self._wants.arrive(interest, now)
             for request_id in leaves:
-                self._let_go(request_id, now)
+                self._wants.let_go(request_id, now)
 
     def abort(self, request_ids: Iterable[str], now: float) -> None:
         """Requests that ended while loading. One that is not read yet ends at once."""
@@ -155,7 +120,7 @@ class ConsumerRank:
     def start(self, now: float) -> None:
         """Post the reads whose peer is ready; the others wait."""
         with self._lock:
-            self._peers.collect(now)
+            self._collect(now)
             for loading in [item for item in self._loading.values() if item.link is None]:
                 self._try_post(loading, now)
 
@@ -166,7 +131,7 @@ class ConsumerRank:
             for outcome in self._transfers.poll(now):
                 self._finish(outcome, now)
             self._give_up_overdue(now)
-            self._end_lingering(now)
+            self._wants.end_lingering(now)
             received, failed = frozenset(self._received), dict(self._failed)
             self._received.clear()
             self._failed.clear()
@@ -175,25 +140,30 @@ class ConsumerRank:
     def renew(self, now: float) -> None:
         """Send the renewals that are due; called by the ticker, whatever the engine is doing."""
         with self._lock:
-            if not self._leases.wanted and not self._owed:
+            if self._wants.idle:
                 return
-            self._peers.collect(now)
-            self._send_owed(now)
-            for engine_id, p_requests in self._leases.renewals(now).items():
-                self._unsent.setdefault(engine_id, set()).update(p_requests)
-            ready = self._peers.ready()
-            for engine_id in [engine_id for engine_id in self._unsent if engine_id in ready]:
-                self._peers.touch(engine_id, now)
-                self._send_renewals(ready[engine_id], self._unsent.pop(engine_id))
-            self._reach_out(now)
+            self._collect(now)
+            self._wants.send_due(now)
             self._progress()
 
-    def _reach_out(self, now: float) -> None:
-        """Shake hands again with engines that are owed a renewal and are not ready."""
-        for want in self._wants.values():
-            if want.leased and want.key.engine_id in self._unsent:
-                remote = want.remote
-                self._peers.want(remote.engine_id, Address(remote.host, remote.port), now)
+    def _shake_hands(self, engine_id: str, address: Address) -> PeerLink:
+        """On a handshake thread. A refusal is noted apart from the peer book: there the engine may
+        have been replaced already by the one that lives at its address now."""
+        try:
+            return self._builder.build(engine_id, address)
+        except RefusedError as error:
+            if not error.retryable:
+                self._refusals.put(engine_id)
+            raise
+        except VersionError:
+            self._refusals.put(engine_id)
+            raise
+
+    def _collect(self, now: float) -> None:
+        """Take what handshakes brought."""
+        self._peers.collect(now)
+        while not self._refusals.empty():
+            self._wants.give_up(self._refusals.get_nowait())
 
     @property
     def reading(self) -> bool:
@@ -210,89 +180,24 @@ class ConsumerRank:
         with self._lock:
             self._peers.close()
 
-    def _arrive(self, interest: Interest, now: float) -> None:
-        remote = interest.remote
-        key = LeaseKey(remote.engine_id, remote.request_id, remote.sequence)
-        leased = self._leases.acquire(key, interest.request_id, remote.lease_seconds, now)
-        self._wants[interest.request_id] = _Want(remote, key, leased, now)
-        # Shake hands while the request still queues.
-        self._peers.want(remote.engine_id, Address(remote.host, remote.port), now)
-
-    def _let_go(self, request_id: str, now: float) -> None:
-        want = self._wants.pop(request_id, None)
-        if want is None or not want.leased:
-            return
-        if parent_of(request_id) is not None:
-            self._lingering.append((now + LINGER_SECONDS, want, request_id))
-        else:
-            self._drop(want, request_id, now)
-
-    def _end_lingering(self, now: float) -> None:
-        while self._lingering and self._lingering[0][0] <= now:
-            _, want, request_id = self._lingering.pop(0)
-            self._drop(want, request_id, now)
-
-    def _drop(self, want: _Want, request_id: str, now: float) -> None:
-        """Release on every P rank, once nobody here uses the prefill any more."""
-        if not self._leases.drop(want.key, request_id):
-            return
-        self._unsent.get(want.key.engine_id, set()).discard(want.key.p_request)
-        message = encode(
-            Release(
-                p_request=want.key.p_request,
-                sequence=want.key.sequence,
-                d_engine=self._local.engine_id,
-                d_request=request_id,
-                d_rank=self._local.placement.rank,
-                d_tp_size=self._local.layout.tp_size,
-            )
-        )
-        address = Address(want.remote.host, want.remote.port)
-        owed = self._owed.setdefault(want.key.engine_id, _Owed(address))
-        owed.messages.append(message)
-        owed.until = max(owed.until, now + want.remote.lease_seconds)
-        self._send_owed(now)
-
-    def _send_owed(self, now: float) -> None:
-        """Releases go out when their peer is ready; after a lease time P has freed anyway."""
-        ready = self._peers.ready()
-        for engine_id, owed in list(self._owed.items()):
-            link = ready.get(engine_id)
-            if link is not None:
-                del self._owed[engine_id]
-                self._send(link, list(owed.messages))
-            elif now >= owed.until:
-                del self._owed[engine_id]
-            else:
-                self._peers.want(engine_id, owed.address, now)
-
-    def _send_renewals(self, link: PeerLink, p_requests: set[str]) -> None:
-        self._send(link, list(renewals(self._local.engine_id, sorted(p_requests))))
-
-    def _send(self, link: PeerLink, messages: list[bytes]) -> None:
-        for peer in link.peers:
-            try:
-                for message in messages:
-                    self._agent.send_notification(peer, message)
-            except AgentError as error:
-                self._peers.lost(link.engine_id, str(error))
-                return
-
     def _begin(self, order: Load, now: float) -> None:
-        want = self._wants.get(order.request_id)
+        want = self._wants.find(order.request_id)
         if order.refusal or want is None:
             self._received.add(order.request_id)
             self._failed[order.request_id] = order.refusal or UNKNOWN_REQUEST
-            self._let_go(order.request_id, now)
+            self._wants.let_go(order.request_id, now)
             return
         loading = _Loading(order, want, now + self._timeouts.handshake)
         self._loading[order.request_id] = loading
-        if not want.leased:
-            self._end(loading, RELEASED, now)
+        if want.refusal:
+            self._end(loading, want.refusal, now)
 
     def _try_post(self, loading: _Loading, now: float) -> None:
-        remote = loading.want.remote
-        verdict = self._peers.want(remote.engine_id, Address(remote.host, remote.port), now)
+        want = loading.want
+        if want.refusal:
+            self._fail(loading, want.refusal, "", now)
+            return
+        verdict = self._peers.want(want.key.engine_id, want.address, now)
         if verdict.state is PeerState.READY and verdict.value is not None:
             self._post(loading, verdict.value, now)
         elif verdict.state is PeerState.REFUSED:
@@ -361,7 +266,7 @@ class ConsumerRank:
         self._received.add(request_id)
         if reason:
             self._failed[request_id] = reason
-        self._let_go(request_id, now)
+        self._wants.let_go(request_id, now)
 
     def _give_up_overdue(self, now: float) -> None:
         overdue = set(self._transfers.overdue(now))

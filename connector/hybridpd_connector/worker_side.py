@@ -199,10 +199,9 @@ class WorkerHalf:
         """Is any read in flight?"""
         return self._consumer is not None and self._consumer.reading
 
-    @property
-    def peers_ready(self) -> int:
-        """Engines that can be read from at once."""
-        return self._consumer.gauges()["ready"] if self._consumer else 0
+    def peers(self) -> dict[str, int]:
+        """Remote engines by state."""
+        return self._consumer.gauges() if self._consumer else {}
 
     def absorb(self, orders: StepOrders) -> None:
         """Everything of a step but its loads. The same step may come twice; it counts once."""
@@ -244,7 +243,7 @@ class WorkerHalf:
     def take_stats(self) -> dict[str, Any] | None:
         """``Stats`` data since the last call; None when nothing has happened."""
         if self._consumer is not None:
-            peers = self._consumer.gauges()
+            peers = self.peers()
             if peers != self._peers:
                 self._peers = peers
                 self._stats.set_peers(peers)

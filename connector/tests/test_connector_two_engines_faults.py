@@ -130,6 +130,28 @@ def test_a_restarted_prefill_engine_is_noticed(world):
     assert d.reasons["d1"] == "peer_refused"
 
 
+def test_who_waits_for_a_replaced_engine_does_not_disturb_its_successor(world):
+    old = world.engine("p", "producer", port=7000)
+    d = world.engine("d", "consumer")
+    tokens, answer, _ = prefilled(old, 40)
+    d.add("queued", tokens, answer)
+    world.until(lambda: d.ranks[0].peers()["ready"])
+    new = world.engine("p-again", "producer", port=7000)
+    world.network.kill("p/0")
+    world.now += LEASE_SECONDS / 2
+    world.until(lambda: not d.ranks[0].peers()["ready"], d)
+    for index in range(3):
+        tokens, answer, made = prefilled(new, 40, f"p{index}", seed=index)
+        d.add(f"d{index}", tokens, answer)
+        loaded(world, d, f"d{index}")
+        assert d.pages_equal(f"d{index}", made, 39)
+        world.now += LEASE_SECONDS / 2
+        world.until(lambda: not new.requests)
+    assert d.ranks[0].peers()["evicted"] <= 4
+    loaded(world, d, "queued")
+    assert d.reasons == {"queued": "peer_refused"}
+
+
 def test_another_model_is_refused(world):
     p = world.engine("p", "producer")
     d = world.engine("d", "consumer", kv_dtype="float32")
@@ -144,7 +166,7 @@ def test_a_queueing_request_keeps_its_lease_for_as_long_as_it_queues(world, pair
     p, d = pair
     tokens, answer, made = prefilled(p, 40)
     d.add("d1", tokens, answer)
-    world.until(lambda: d.ranks[0].peers_ready and d.ranks[1].peers_ready)
+    world.until(lambda: d.ranks[0].peers()["ready"] and d.ranks[1].peers()["ready"])
     for _ in range(12):
         world.now += LEASE_SECONDS / 4
         for rank in d.ranks:
@@ -159,7 +181,7 @@ def test_a_long_step_of_the_prefill_engine_expires_nothing_that_was_renewed(worl
     p, d = pair
     tokens, answer, made = prefilled(p, 40)
     d.add("d1", tokens, answer)
-    world.until(lambda: d.ranks[0].peers_ready and d.ranks[1].peers_ready)
+    world.until(lambda: d.ranks[0].peers()["ready"] and d.ranks[1].peers()["ready"])
     for _ in range(5):
         world.now += LEASE_SECONDS / 4
         for rank in d.ranks:
@@ -185,7 +207,7 @@ def test_a_read_that_ends_after_its_lease_is_not_a_success(world):
     d = world.engine("d", "consumer")
     tokens, answer, _ = prefilled(p, 40)
     d.add("d1", tokens, answer)
-    world.until(lambda: d.ranks[0].peers_ready)
+    world.until(lambda: d.ranks[0].peers()["ready"])
     world.network.hang_reads("p/0")
     d.schedule("d1")
     world.until(lambda: d.ranks[0].reading, d)

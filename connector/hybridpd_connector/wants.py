@@ -1,0 +1,182 @@
+"""Which prefills the requests of one D rank want: renewed while wanted, released when not.
+
+Renewals and releases go to *all* ranks of P, also to those that this rank reads nothing from: each
+of them keeps blocks of its own. Nothing here waits: what cannot be sent now is sent when the peer
+is ready, and becomes worthless when P's lease has run out anyway.
+"""
+
+import collections
+import dataclasses
+
+from hybridpd_connector.agent_api import Agent
+from hybridpd_connector.errors import AgentError
+from hybridpd_connector.leases import ConsumerLeases, LeaseKey
+from hybridpd_connector.metadata import Interest
+from hybridpd_connector.notifications import Release, encode, renewals
+from hybridpd_connector.peer_link import LocalCache, PeerLink
+from hybridpd_connector.peers import Address, PeerManager
+from hybridpd_connector.request_blocks import parent_of
+from hybridpd_connector.transfer_params import RemotePrefill
+
+RELEASED = "already_released"
+PEER_REFUSED = "peer_refused"
+
+MAX_OWED = 4096
+"""Releases kept for a peer that is not ready yet; P's lease ends those that are forgotten."""
+
+LINGER_SECONDS = 2.0
+"""One of n samples may be read before its siblings arrive: their shared release waits so long."""
+
+
+@dataclasses.dataclass
+class Want:
+    """A D request with its prefill, from arrival until the lease is dropped.
+
+    ``refusal``: why it must not be loaded any more, empty while it may be; a lease is held then.
+    """
+
+    remote: RemotePrefill
+    key: LeaseKey
+    refusal: str
+    arrived_at: float
+
+    @property
+    def address(self) -> Address:
+        return Address(self.remote.host, self.remote.port)
+
+
+@dataclasses.dataclass
+class _Owed:
+    """Releases for an engine that is not ready; worthless after ``until``."""
+
+    address: Address
+    until: float = 0.0
+    messages: collections.deque[bytes] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=MAX_OWED)
+    )
+
+
+class Wants:
+    """See the module. Not thread-safe: the consumer's lock guards it."""
+
+    def __init__(self, local: LocalCache, agent: Agent, peers: PeerManager[PeerLink]) -> None:
+        self._local = local
+        self._agent = agent
+        self._peers = peers
+        self._leases = ConsumerLeases()
+        self._wants: dict[str, Want] = {}
+        self._unsent: dict[str, set[str]] = {}
+        self._owed: dict[str, _Owed] = {}
+        self._lingering: collections.deque[tuple[float, Want, str]] = collections.deque()
+
+    def __repr__(self) -> str:
+        return (
+            f"Wants(requests={len(self._wants)}, leases={self._leases.wanted}, "
+            f"owed={len(self._owed)}, lingering={len(self._lingering)})"
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to renew and nothing to send."""
+        return not self._leases.wanted and not self._owed
+
+    def find(self, request_id: str) -> Want | None:
+        return self._wants.get(request_id)
+
+    def arrive(self, interest: Interest, now: float) -> None:
+        """A request arrives: its lease is renewed from now on, and hands are shaken early."""
+        remote = interest.remote
+        key = LeaseKey(remote.engine_id, remote.request_id, remote.sequence)
+        leased = self._leases.acquire(key, interest.request_id, remote.lease_seconds, now)
+        want = Want(remote, key, "" if leased else RELEASED, now)
+        self._wants[interest.request_id] = want
+        if leased:
+            self._peers.want(remote.engine_id, want.address, now)
+
+    def let_go(self, request_id: str, now: float) -> None:
+        """The request needs its prefill no longer: read, failed, or aborted. Idempotent."""
+        want = self._wants.pop(request_id, None)
+        if want is None or want.refusal:
+            return
+        if parent_of(request_id) is not None:
+            self._lingering.append((now + LINGER_SECONDS, want, request_id))
+        else:
+            self._drop(want, request_id, now)
+
+    def give_up(self, engine_id: str) -> None:
+        """An engine refused, for good: requests that still want it must not disturb those that
+        want the engine which lives at its address now."""
+        for _, request_id in self._leases.forget(engine_id):
+            if request_id in self._wants:
+                self._wants[request_id].refusal = PEER_REFUSED
+        self._unsent.pop(engine_id, None)
+        self._owed.pop(engine_id, None)
+
+    def end_lingering(self, now: float) -> None:
+        while self._lingering and self._lingering[0][0] <= now:
+            _, want, request_id = self._lingering.popleft()
+            self._drop(want, request_id, now)
+
+    def send_due(self, now: float) -> None:
+        """Send releases that are owed and renewals that are due, as far as peers are ready."""
+        self._send_owed(now)
+        for engine_id, p_requests in self._leases.renewals(now).items():
+            self._unsent.setdefault(engine_id, set()).update(p_requests)
+        ready = self._peers.ready()
+        for engine_id in [engine_id for engine_id in self._unsent if engine_id in ready]:
+            self._peers.touch(engine_id, now)
+            p_requests_due = sorted(self._unsent.pop(engine_id))
+            self._send(ready[engine_id], list(renewals(self._local.engine_id, p_requests_due)))
+        self._reach_out(now)
+
+    def _reach_out(self, now: float) -> None:
+        """Shake hands again with engines that are owed a renewal and are not ready."""
+        addresses = {
+            want.key.engine_id: want.address
+            for want in self._wants.values()
+            if want.key.engine_id in self._unsent
+        }
+        for engine_id, address in addresses.items():
+            self._peers.want(engine_id, address, now)
+
+    def _drop(self, want: Want, request_id: str, now: float) -> None:
+        """Release on every P rank, once nobody here uses the prefill any more."""
+        if not self._leases.drop(want.key, request_id):
+            return
+        self._unsent.get(want.key.engine_id, set()).discard(want.key.p_request)
+        message = encode(
+            Release(
+                p_request=want.key.p_request,
+                sequence=want.key.sequence,
+                d_engine=self._local.engine_id,
+                d_request=request_id,
+                d_rank=self._local.placement.rank,
+                d_tp_size=self._local.layout.tp_size,
+            )
+        )
+        owed = self._owed.setdefault(want.key.engine_id, _Owed(want.address))
+        owed.messages.append(message)
+        owed.until = max(owed.until, now + want.remote.lease_seconds)
+        self._send_owed(now)
+
+    def _send_owed(self, now: float) -> None:
+        """Releases go out when their peer is ready; after a lease time P has freed anyway."""
+        ready = self._peers.ready()
+        for engine_id, owed in list(self._owed.items()):
+            link = ready.get(engine_id)
+            if link is not None:
+                del self._owed[engine_id]
+                self._send(link, list(owed.messages))
+            elif now >= owed.until:
+                del self._owed[engine_id]
+            else:
+                self._peers.want(engine_id, owed.address, now)
+
+    def _send(self, link: PeerLink, messages: list[bytes]) -> None:
+        for peer in link.peers:
+            try:
+                for message in messages:
+                    self._agent.send_notification(peer, message)
+            except AgentError as error:
+                self._peers.lost(link.engine_id, str(error))
+                return
