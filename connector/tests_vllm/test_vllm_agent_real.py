@@ -1,22 +1,25 @@
 """The NIXL agent keeps the agent contract, over DRAM, with two agents in one process.
 
-The same contract class runs on the in-memory agent in ``connector/tests``. What only another
-process can show, a producer that dies during a read, is below.
+The same contract class runs on the in-memory agent in ``connector/tests``. What only other
+processes can show, a producer that dies before or during a read, is below.
 """
 
+import ctypes
 import multiprocessing
 import os
+import signal
 import time
 
 import pytest
 
 from hybridpd_connector.agent import NixlAgent
-from hybridpd_connector.agent_api import Agent, Memory, ReadState
+from hybridpd_connector.agent_api import Agent, Memory, MemoryRegion, ReadState
 from hybridpd_connector.errors import AgentError, PeerLostError
-from hybridpd_testkit.agent_contract import AgentContract, Pair, Side
+from hybridpd_testkit.agent_contract import PAGE_BYTES, AgentContract, Pair, Side
 
 _DEATH_STATUS = 9
 _MAX_POLLS = 5_000_000
+_LARGE_BYTES = 256 << 20
 
 
 class TestNixlAgent(AgentContract):
@@ -98,6 +101,64 @@ def test_a_killed_producer_fails_reads_and_is_reported_lost():
     side.agent.release_list(there)
     side.agent.remove_peer(peer)
     side.agent.close()
+
+
+def _large_producer(metadata):
+    memory = (ctypes.c_uint8 * _LARGE_BYTES)()
+    ctypes.memset(memory, 7, _LARGE_BYTES)
+    agent = NixlAgent("large-producer")
+    agent.register([MemoryRegion(ctypes.addressof(memory), _LARGE_BYTES)])
+    metadata.send((agent.metadata(), ctypes.addressof(memory)))
+    while True:
+        agent.take_notifications()
+
+
+def _reader_that_kills(metadata, address, producer_id, answer):
+    """Kill the producer in the middle of a read; (end, bytes read by then, bytes read later)."""
+    memory = (ctypes.c_uint8 * _LARGE_BYTES)()
+    agent = NixlAgent("large-reader")
+    agent.register([MemoryRegion(ctypes.addressof(memory), _LARGE_BYTES)])
+    pieces = _LARGE_BYTES // PAGE_BYTES
+
+    def prepare(peer, base):
+        return agent.prepare(peer, [(base, PAGE_BYTES, 0, PAGE_BYTES, pieces)], Memory.DRAM)
+
+    here = prepare(None, ctypes.addressof(memory))
+    there = prepare(agent.add_peer(metadata), address)
+    warm = agent.post_read(here, [0], there, [0])
+    while agent.poll(warm) is ReadState.PENDING:
+        pass
+    # Every second page, so that neighbours are not merged into one copy.
+    ids = range(1, pieces, 2)
+    read = agent.post_read(here, ids, there, ids)
+    for _ in range(20):
+        agent.poll(read)
+    os.kill(producer_id, signal.SIGKILL)
+    while agent.poll(read) is ReadState.PENDING:
+        pass
+    by_then = bytes(memory).count(7)
+    agent.release_read(read)
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        agent.take_notifications()
+    answer.send((agent.poll(read), by_then, bytes(memory).count(7) - by_then))
+
+
+def test_no_byte_arrives_after_a_read_has_failed(monkeypatch):
+    # Over TCP, where bytes of a read can be on their way when the producer dies.
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    producer = context.Process(target=_large_producer, args=(theirs,))
+    producer.start()
+    reader = context.Process(target=_reader_that_kills, args=(*ours.recv(), producer.pid, theirs))
+    reader.start()
+    state, by_then, later = ours.recv()
+    reader.join()
+    producer.join()
+    assert state is ReadState.FAILED
+    assert by_then < _LARGE_BYTES // 2
+    assert later == 0
 
 
 def test_an_unknown_backend_is_refused():
