@@ -92,7 +92,7 @@ def parse(text: str) -> Answer:
 def fetch(url: str, seconds: float = 10) -> str:
     """The text behind a URL."""
     with urllib.request.urlopen(url, timeout=seconds) as response:
-        return response.read().decode()
+        return str(response.read().decode())
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def rendered(*flags: str) -> dict[str, list[dict[str, Any]]]:
 def operator_container(objects: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     (deployment,) = objects["Deployment"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    return container
+    return dict(container)
 
 
 def test_helm_lints_without_a_warning() -> None:

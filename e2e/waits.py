@@ -49,7 +49,7 @@ def condition(service: Object | None, kind: str) -> Object:
     status = (service or {}).get("status", {})
     for entry in status.get("conditions", []):
         if entry["type"] == kind:
-            return entry
+            return dict(entry)
     return {"type": kind, "status": "Absent", "reason": "", "message": ""}
 
 
@@ -57,7 +57,8 @@ def observed(service: Object | None) -> bool:
     """Whether the status speaks about the spec as it is now."""
     if service is None:
         return False
-    return service.get("status", {}).get("observedGeneration") == service["metadata"]["generation"]
+    seen = service.get("status", {}).get("observedGeneration")
+    return bool(seen == service["metadata"]["generation"])
 
 
 def summary(service: Object | None) -> str:
@@ -82,7 +83,8 @@ def for_condition(
         reached = observed(service) and condition(service, kind)["status"] == status
         return reached, service if reached else summary(service)
 
-    return until(f"{name}: {kind}={status}", probe, seconds)
+    found: Object = until(f"{name}: {kind}={status}", probe, seconds)
+    return found
 
 
 def for_ready(kubectl: Kubectl, name: str, seconds: float = ENGINE_START_SECONDS) -> Object:
@@ -100,7 +102,8 @@ def for_ready(kubectl: Kubectl, name: str, seconds: float = ENGINE_START_SECONDS
         )
         return reached, service if reached else summary(service)
 
-    return until(f"{name}: Ready", probe, seconds)
+    found: Object = until(f"{name}: Ready", probe, seconds)
+    return found
 
 
 def for_not_ready(kubectl: Kubectl, name: str, seconds: float = OPERATOR_SECONDS) -> Object:
@@ -125,7 +128,8 @@ def for_children(kubectl: Kubectl, name: str, seconds: float = OPERATOR_SECONDS)
         whole = roles == ["decode", "prefill", "router"] and len(revisions) == 1
         return whole, children if whole else f"{roles} at revisions {revisions}"
 
-    return until(f"{name}: children of one revision", probe, seconds)
+    found: list[Object] = until(f"{name}: children of one revision", probe, seconds)
+    return found
 
 
 def for_nothing_left(kubectl: Kubectl, name: str, seconds: float = OPERATOR_SECONDS) -> None:
@@ -161,7 +165,8 @@ def for_deployment(kubectl: Kubectl, name: str, seconds: float = OPERATOR_SECOND
         ) == status.get("replicas")
         return done, deployment if done else status
 
-    return until(f"deployment {name}: available", probe, seconds)
+    found: Object = until(f"deployment {name}: available", probe, seconds)
+    return found
 
 
 def for_pod_ready(kubectl: Kubectl, name: str, seconds: float = ENGINE_START_SECONDS) -> Object:
@@ -178,7 +183,8 @@ def for_pod_ready(kubectl: Kubectl, name: str, seconds: float = ENGINE_START_SEC
         )
         return ready, pod if ready else status.get("containerStatuses", status.get("phase"))
 
-    return until(f"pod {name}: Ready", probe, seconds)
+    found: Object = until(f"pod {name}: Ready", probe, seconds)
+    return found
 
 
 def for_pod_replaced(kubectl: Kubectl, name: str, old_uid: str, seconds: float = 120) -> Object:
@@ -192,4 +198,5 @@ def for_pod_replaced(kubectl: Kubectl, name: str, old_uid: str, seconds: float =
         uid = pod["metadata"]["uid"] if pod else None
         return uid not in (None, old_uid), pod if uid != old_uid else f"still {old_uid}"
 
-    return until(f"pod {name}: replaced", probe, seconds)
+    found: Object = until(f"pod {name}: replaced", probe, seconds)
+    return found
