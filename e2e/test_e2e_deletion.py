@@ -38,8 +38,9 @@ def test_a_service_deleted_while_the_operator_is_away_leaves_nothing(
     waits.for_deployment(operator, "hybridpd")
 
 
-def test_the_real_pair_is_deleted_in_the_foreground_and_leaves_nothing(pair: Pair) -> None:
+def test_the_real_pair_is_deleted_in_the_foreground_and_leaves_nothing(started: Pair) -> None:
     """Foreground keeps the owner until the last child is gone: an operator that writes meanwhile
     would bring children back and the deletion would never end."""
-    pair.kubectl.delete("hpd", pair.name, "--cascade=foreground")
-    waits.for_nothing_left(pair.kubectl, pair.name, seconds=150)
+    waits.for_ready(started.kubectl, started.name)
+    started.kubectl.delete("hpd", started.name, "--cascade=foreground")
+    waits.for_nothing_left(started.kubectl, started.name, seconds=150)
