@@ -60,9 +60,11 @@ class FakeScraper:
     def __init__(self) -> None:
         self.decode: EngineSample | None = EngineSample("", names.DECODE)
         self.asked = 0
+        self.last_pods: tuple[Pod, ...] = ()
 
     def samples(self, pods: Sequence[Pod]) -> tuple[EngineSample, ...] | None:
         self.asked += 1
+        self.last_pods = tuple(pods)
         if self.decode is None:
             return None
         return tuple(

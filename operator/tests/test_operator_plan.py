@@ -111,3 +111,9 @@ def test_a_revision_keeps_the_images_it_began_with() -> None:
 
     assert image_of(begun, "StatefulSet") == image_of(later, "StatefulSet") == "engine:1"
     assert image_of(later, "Deployment") == "router:2", "a router keeps no state"
+
+
+def test_parts_of_the_desired_revision_stay_while_an_old_one_stops() -> None:
+    sets = object_of(kinds.STATEFULSET)
+    old_set = relabelled(sets, "demo-prefill-old", **{names.LABEL_REVISION: "old"})
+    assert [child.ref.name for child in plan(seen(old_set, sets)).removals] == ["demo-prefill-old"]

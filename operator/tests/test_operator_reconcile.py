@@ -348,6 +348,19 @@ def test_a_service_of_somebody_else_is_not_taken_over(world: World) -> None:
     assert "Service demo" in world.message("Stalled")
 
 
+def test_what_another_service_left_behind_is_not_adopted(world: World) -> None:
+    labels = {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_SERVICE: "another"}
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "demo", "namespace": "default", "labels": labels},
+    }
+    world.cluster.put(theirs)
+    world.create()
+    world.settle()
+    assert world.condition("Stalled") == ("True", "NameConflict")
+
+
 def test_children_of_a_deleted_namesake_are_waited_for(world: World) -> None:
     world.create(uid="uid-before")
     world.settle()
@@ -428,6 +441,44 @@ def test_failed_loads_are_told_and_do_not_gate_ready(world: World) -> None:
     assert world.condition("KVTransferVerified") == ("False", "LoadsFailed")
     assert "lease_expired: 1" in world.message("KVTransferVerified")
     assert world.condition("Ready")[0] == "True"
+
+
+def stray_pod(world: World, role: str) -> None:
+    """A ready pod of a revision that is not the current one."""
+    labels = names.role_labels("demo", role, "another")
+    world.cluster.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"stray-{role}", "namespace": "default", "labels": labels},
+            "status": {"podIP": "192.0.2.9", "conditions": [{"type": "Ready", "status": "True"}]},
+        }
+    )
+
+
+def test_counts_and_counters_are_those_of_the_current_revision(world: World) -> None:
+    world.create()
+    world.settle()
+    revision = world.status["revision"]
+    for role in names.ENGINE_ROLES:
+        stray_pod(world, role)
+    world.run()
+    assert world.status["revision"] == revision
+    assert world.status["decode"]["ready"] == "1/1"
+    assert all(not pod.name.startswith("stray") for pod in world.scraper.last_pods)
+
+
+def test_a_new_revision_begins_without_the_old_ones_numbers(world: World) -> None:
+    world.create()
+    world.settle()
+    world.scraper.decode = EngineSample("", names.DECODE, loads=9, read_bytes=9)
+    world.settle()
+    assert world.condition("KVTransferVerified")[0] == "True"
+    world.scraper.decode = EngineSample("", names.DECODE)
+    world.edit({"engine": {"extraArgs": ["--max-num-seqs", "16"]}})
+    world.settle()
+    assert world.condition("KVTransferVerified") == ("Unknown", "NoTraffic")
+    assert "transfer" not in world.status
 
 
 def test_engines_are_not_asked_on_every_pass(world: World) -> None:
