@@ -9,7 +9,7 @@ recorded last time:
 * loads grew and nothing else did: True;
 * nothing moved: whatever the last verdict was.
 
-Numbers are recorded again only when the verdict changes, a failure was added, or loads grew by a
+Numbers are recorded again only when the verdict changes, a failure was added, or one grew by a
 tenth: constant traffic costs a logarithmic number of status writes, an idle service none. Counters
 that went down mean a restarted engine; the new ones are taken as they are.
 """
@@ -30,7 +30,7 @@ _COUNTERS: Final[Mapping[str, str]] = {
     "hybridpd_leases_expired_total": "leases_expired",
 }
 _FAILURES: Final = "hybridpd_load_failures_total"
-#: Loads have to grow by this divisor's share before numbers are written again.
+#: A counter has to grow by this divisor's share before numbers are written again.
 _GROWTH_DIVISOR: Final = 10
 
 NO_TRAFFIC: Final = "NoTraffic"
@@ -119,9 +119,17 @@ def judge(
             f"decode computed {now.recomputed_requests} prompts itself that prefill had computed"
         )
         return Verified("False", RECOMPUTED, message, now)
-    if now.loads - last.loads > last.loads // _GROWTH_DIVISOR:
+    if _grew("loads", last, now):
         return Verified("True", TRANSFERRED, "decode reads prefill's KV memory", now)
-    return _as_before(last, condition)
+    # Loads and bytes are counted by different processes of an engine: one may be seen first.
+    worth_writing = any(_grew(field, last, now) for field in _STATUS_KEYS)
+    return _as_before(now if worth_writing else last, condition)
+
+
+def _grew(field: str, last: Transfer, now: Transfer) -> bool:
+    """True when a counter grew by more than a tenth."""
+    before: int = getattr(last, field)
+    return bool(getattr(now, field) - before > before // _GROWTH_DIVISOR)
 
 
 def _as_before(last: Transfer, condition: Mapping[str, Any] | None) -> Verified:

@@ -134,6 +134,11 @@ def test_constant_traffic_is_recorded_ever_more_rarely() -> None:
     assert written < 100
 
 
+def test_bytes_that_are_seen_after_their_load_are_recorded() -> None:
+    verdict = judge([sample(loads=1, read_bytes=9)], Transfer(loads=1), TRUE)
+    assert (verdict.status, verdict.transfer.read_bytes) == ("True", 9)
+
+
 def test_bytes_of_all_engines_are_added() -> None:
     verdict = judge(
         [sample(loads=1, read_bytes=5), sample(loads=2, read_bytes=7)], Transfer(), None
