@@ -24,8 +24,10 @@ from hybridpd_geometry import (
     RankPlacement,
     StateFacts,
     attention_layer,
+    canonical_dtype,
     check_layout,
     check_placement,
+    element_bytes,
     facts_from_config,
     place,
     planes_of,
@@ -195,7 +197,7 @@ class _LayerBuilder:
         self._agree("block_tokens", spec.block_size)
         self._agree("kernel_block_tokens", tensor.shape[2])
         self._agree("packing", self._packing_of(name, tensor))
-        self.kv_dtype = _dtype_name(spec.dtype)
+        self._agree("kv_dtype", self._kv_dtype_of(spec))
         planes = planes_of(self.packing, spec.head_size, spec.head_size_v, spec.dtype.itemsize)
         content = tensor.shape[3] * tensor.element_size()
         if content != sum(plane.lanes * plane.token_bytes for plane in planes):
@@ -208,9 +210,22 @@ class _LayerBuilder:
         heads = self._vllm_config.model_config.get_total_num_kv_heads()
         return attention_layer(name, group, slot, heads, planes)
 
+    def _kv_dtype_of(self, spec: Any) -> str:
+        """The kinds of fp8 share one torch dtype: vLLM's setting tells them apart."""
+        setting = str(self._vllm_config.cache_config.cache_dtype)
+        if setting != "auto":
+            name = canonical_dtype(setting, "kv_cache_dtype")
+            if element_bytes(name, "kv_cache_dtype") == spec.dtype.itemsize:
+                return name
+        return canonical_dtype(str(spec.dtype), "kv_cache_dtype")
+
     def _packing_of(self, name: str, tensor: torch.Tensor) -> str:
         if tensor.device.type != "cpu":
             return "token"
+        if tensor.element_size() == 1:
+            raise UnsupportedEngineError(
+                "kv_cache_dtype", "auto on a CPU", tensor.dtype, "fp8 needs a GPU"
+            )
         layer = self._vllm_config.compilation_config.static_forward_context.get(name)
         isa = getattr(layer, "isa", None)
         packing = CPU_PACKINGS.get(isa or "")

@@ -82,7 +82,7 @@ class Rank:
         family = config_of(FAMILIES["nemotron-h"])
         self.vllm = types.SimpleNamespace(
             parallel_config=types.SimpleNamespace(tensor_parallel_size=1),
-            cache_config=types.SimpleNamespace(kv_cache_layout="LBHNC"),
+            cache_config=types.SimpleNamespace(kv_cache_layout="LBHNC", cache_dtype="auto"),
             compilation_config=types.SimpleNamespace(static_forward_context=layers),
             model_config=types.SimpleNamespace(
                 model="tiny",
@@ -206,6 +206,31 @@ def test_a_cache_that_is_not_where_it_should_be_is_refused(damage, words):
 def test_specifications_that_are_refused(specs, words):
     with pytest.raises((UnsupportedEngineError, GeometryError), match=words):
         Rank(**specs).read()
+
+
+def eight_bits(rank):
+    for name in ATTENTION:
+        raw = rank.storage.view(2 * BLOCKS, 4, 2, BLOCK_TOKENS, 64)[:BLOCKS, 0]
+        rank.tensors[name] = raw.view(torch.uint8)
+
+
+@pytest.mark.parametrize("setting", ["fp8", "fp8_e5m2"])
+def test_eight_bits_are_for_gpus(setting):
+    rank = Rank(attention=attention_spec(dtype=torch.uint8, page_size_padded=PAGE_BYTES))
+    rank.vllm.cache_config.cache_dtype = setting
+    eight_bits(rank)
+    with pytest.raises(UnsupportedEngineError, match="fp8 needs a GPU"):
+        rank.read()
+
+
+def test_the_dtype_of_the_cache():
+    rank = Rank()
+    assert rank.read().layout.kv_dtype == "float32"
+    rank.vllm.cache_config.cache_dtype = "float"
+    assert rank.read().layout.kv_dtype == "float32"
+    rank.vllm.cache_config.cache_dtype = "nvfp4"
+    with pytest.raises(GeometryError, match="kv_cache_dtype"):
+        rank.read()
 
 
 def test_the_state_first_layout_is_one_rank_only():
