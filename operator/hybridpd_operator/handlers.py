@@ -62,9 +62,9 @@ def register(registry: kopf.OperatorRegistry, controller: Controller, freshness:
     async def on_cleanup(**_: Any) -> None:
         await controller.stop()
 
-    kopf.on.login(registry=registry)(on_login)
-    kopf.on.startup(registry=registry)(on_startup)
-    kopf.on.cleanup(registry=registry)(on_cleanup)
+    kopf.on.login(registry=registry, id="login")(on_login)
+    kopf.on.startup(registry=registry, id="start")(on_startup)
+    kopf.on.cleanup(registry=registry, id="stop")(on_cleanup)
     kopf.on.event(*_selector(HYBRIDPD_SERVICE), registry=registry)(on_service)
     for kind in WATCHED_CHILDREN:
         kopf.on.event(*_selector(kind), registry=registry, labels=_OURS)(on_child)
