@@ -38,8 +38,12 @@ _DIRECTIVE: Final = "$patch"
 
 
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``patch`` laid over it; neither is changed."""
-    merged = copy.deepcopy(dict(base))
+    """Return ``base`` with ``patch`` laid over it; neither is changed, nothing is shared."""
+    return _lay_over(copy.deepcopy(dict(base)), patch)
+
+
+def _lay_over(merged: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Change ``merged`` in place; what comes from ``patch`` is copied."""
     for key, value in patch.items():
         if key == _DIRECTIVE:
             continue
@@ -52,8 +56,8 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _merge_value(field: str, base: Any, patch: Any) -> Any:
     if isinstance(patch, Mapping):
-        under = base if isinstance(base, Mapping) else {}
-        return merge(under, patch) if patch.get(_DIRECTIVE) != "replace" else merge({}, patch)
+        kept = isinstance(base, dict) and patch.get(_DIRECTIVE) != "replace"
+        return _lay_over(base if kept else {}, patch)
     if isinstance(patch, list) and field in MERGE_KEYS and _all_mappings(patch):
         return _merge_list(field, base if isinstance(base, list) else [], patch)
     return copy.deepcopy(patch)
@@ -64,23 +68,21 @@ def _all_mappings(items: Sequence[Any]) -> bool:
 
 
 def _merge_list(
-    field: str, base: Sequence[Mapping[str, Any]], patch: Sequence[Mapping[str, Any]]
+    field: str, base: Sequence[dict[str, Any]], patch: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
     keys = MERGE_KEYS[field]
-    items: dict[tuple[Any, ...], dict[str, Any]] = {
-        _identity(keys, item): copy.deepcopy(dict(item)) for item in base
-    }
+    items = {_identity(keys, item): item for item in base}
     for item in patch:
         identity = _identity(keys, item)
         if item.get(_DIRECTIVE) == "delete":
             items.pop(identity, None)
         elif item.get(_DIRECTIVE) == "replace":
-            items[identity] = merge({}, item)
+            items[identity] = _lay_over({}, item)
         else:
             under = items.get(identity, {})
             if field in _ONE_OF and len(item) > len(keys):
                 under = {key: value for key, value in under.items() if key in item}
-            items[identity] = merge(under, item)
+            items[identity] = _lay_over(under, item)
     return list(items.values())
 
 
