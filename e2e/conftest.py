@@ -35,6 +35,7 @@ ORDER = (
     "test_e2e_recovery.py",
     "test_e2e_rollout.py",
     "test_e2e_deletion.py",
+    "test_e2e_uninstall.py",
 )
 
 

@@ -84,6 +84,12 @@ def install(kubectl: Kubectl, *flags: str) -> str:
     )
 
 
+def uninstall(kubectl: Kubectl) -> str:
+    """Remove the release and wait until its objects are gone."""
+    place = [f"--namespace={NAMESPACE}", "--ignore-not-found", "--wait"]
+    return helm(kubectl.kubeconfig, "uninstall", RELEASE, *place, seconds=INSTALL_SECONDS)
+
+
 def template(*flags: str) -> str:
     """The rendered chart, without a cluster."""
     place = [f"--namespace={NAMESPACE}", "--kube-version=1.34.0"]
