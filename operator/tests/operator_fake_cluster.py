@@ -5,7 +5,6 @@ garbage collection, terminating pods, and a stand-in for the StatefulSet and Dep
 controllers. Every request is recorded, so that tests can count writes.
 """
 
-import copy
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,11 @@ LIST_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def clone(value: Any) -> Any:
+    """A deep copy of plain JSON; several times faster than ``copy.deepcopy``."""
+    return json.loads(json.dumps(value))
+
+
 class FakeCluster:
     """Implements ``cluster_api.Cluster``; tests reach behind it through the other methods."""
 
@@ -42,7 +46,7 @@ class FakeCluster:
     def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
         self._maybe_fail("get", kind.name, name)
         try:
-            return copy.deepcopy(self.objects[(kind.name, namespace, name)])
+            return clone(self.objects[(kind.name, namespace, name)])
         except KeyError:
             raise NotFoundError(f"GET {kind.name} {name}", 404, "not found") from None
 
@@ -50,7 +54,7 @@ class FakeCluster:
         self._maybe_fail("list", kind.name, "")
         wanted = dict(pair.split("=") for pair in labels.split(",") if pair)
         return [
-            copy.deepcopy(one)
+            clone(one)
             for (name, where, _), one in sorted(self.objects.items())
             if name == kind.name and namespace in (None, where)
             if wanted.items() <= (one["metadata"].get("labels") or {}).items()
@@ -70,7 +74,7 @@ class FakeCluster:
         else:
             self._merge_applied(live, manifest)
         self._own(live, manifest)
-        return copy.deepcopy(live)
+        return clone(live)
 
     def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         self._maybe_fail("delete", kind.name, name)
@@ -84,13 +88,13 @@ class FakeCluster:
 
     def create(self, manifest: Manifest) -> None:
         self._maybe_fail("create", manifest["kind"], "")
-        self.events.append(copy.deepcopy(manifest))
+        self.events.append(clone(manifest))
 
     # --- what tests do to it ----------------------------------------------------------------
 
     def put(self, manifest: Manifest) -> Manifest:
         """Store an object as somebody else would create it."""
-        live = copy.deepcopy(manifest)
+        live = clone(manifest)
         metadata = live["metadata"]
         metadata.setdefault("namespace", "default")
         metadata.setdefault("uid", f"uid-{next(self._serial)}")
@@ -165,23 +169,23 @@ class FakeCluster:
         if manifest["metadata"].get("uid") != live["metadata"]["uid"]:
             raise ConflictError("PATCH status", 409, "uid differs")
         live["status"] = {
-            key: copy.deepcopy(value)
+            key: clone(value)
             for key, value in manifest["status"].items()
             if key not in self.pruned_status_fields
         }
         live["metadata"]["resourceVersion"] = str(next(self._serial))
-        return copy.deepcopy(live)
+        return clone(live)
 
     def _merge_applied(self, live: Manifest, manifest: Manifest) -> None:
-        before = copy.deepcopy(live.get("spec"))
+        before = clone(live.get("spec"))
         metadata = live["metadata"]
         for key, value in manifest.items():
             if key == "metadata":
                 for part in ("labels", "annotations"):
                     metadata[part] = {**(metadata.get(part) or {}), **value.get(part, {})}
-                metadata["ownerReferences"] = copy.deepcopy(value.get("ownerReferences", []))
+                metadata["ownerReferences"] = clone(value.get("ownerReferences", []))
             else:
-                live[key] = copy.deepcopy(value)
+                live[key] = clone(value)
         if live.get("spec") != before:
             metadata["generation"] += 1
         metadata["resourceVersion"] = str(next(self._serial))

@@ -1,11 +1,10 @@
 """A service in a fake cluster with a reconciler, and short words for what tests do with them."""
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from operator_fake_cluster import FakeCluster
+from operator_fake_cluster import FakeCluster, clone
 
 from hybridpd_operator import kinds, names
 from hybridpd_operator.kinds import Kind, Manifest
@@ -43,7 +42,7 @@ def resource(patch: Mapping[str, Any] | None = None, **metadata: Any) -> Manifes
             "generation": 1,
             **metadata,
         },
-        "spec": merge(copy.deepcopy(dict(SPEC)), patch or {}),
+        "spec": merge(SPEC, patch or {}),
     }
 
 
@@ -113,10 +112,10 @@ class World:
             self.cluster.taken_writes()
             self.run()
             quiet = not self.cluster.writes
-            before = copy.deepcopy(self.cluster.objects)
+            before = clone([*self.cluster.objects.values()])
             self.cluster.finish_pods()
             self.cluster.run_workloads(ready=ready)
-            if quiet and before == self.cluster.objects:
+            if quiet and before == [*self.cluster.objects.values()]:
                 return passes
         raise AssertionError(f"not settled after {most_passes} passes: {self.cluster.writes}")
 
