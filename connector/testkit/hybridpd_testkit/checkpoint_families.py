@@ -73,7 +73,7 @@ FAMILIES: dict[str, Family] = {
         Family("nemotron-h-mqa", "NemotronHForCausalLM", "M*-MM*", 1, MambaDims(8, 16, 64, 2), 3),
         # One B/C group, which every rank holds whole, and one KV head.
         Family("falcon-h1", "FalconH1ForCausalLM", "HHH", 1, MambaDims(8, 16, 32, 1), 2),
-        Family("llama", "LlamaForCausalLM", "LLL", 2, None, 1),
+        Family("llama", "LlamaForCausalLM", "LLL", 2, None, 4),
     )
 }
 

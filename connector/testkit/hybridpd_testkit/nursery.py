@@ -88,6 +88,9 @@ class Nursery:
         """End the nursery; its servers must have been stopped."""
         if self._process is not None:
             end_sessions([self._process])
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
             self._process = None
 
 

@@ -6,7 +6,6 @@ other keys present with null. The answer's ``kv_transfer_params`` go to D as the
 
 from __future__ import annotations
 
-import functools
 import http.client
 import json
 import socket
@@ -205,19 +204,21 @@ def leases_held(engine: Engine) -> int:
     return int(engine.metrics().total("hybridpd_leases_held"))
 
 
-def leaves_nothing_behind(engine: Engine) -> bool:
-    """Whether nothing runs, waits, is pinned or holds cache. Sends a request, for fresh gauges."""
+def what_is_left(engine: Engine) -> dict[str, float]:
+    """What still runs, waits, is pinned or holds cache. Sends a request, for fresh gauges."""
     complete(engine, [5, 6, 7], 2)
     now = engine.metrics()
-    busy = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    return leases_held(engine) == 0 and all(now.total(name) == 0 for name in busy)
+    gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    left = {name: now.total(f"vllm:{name}") for name in gauges}
+    left["leases_held"] = leases_held(engine)
+    return {name: value for name, value in left.items() if value != 0}
 
 
 def require_nothing_left(*engines: Engine, timeout_seconds: float = 20.0) -> None:
-    """Wait until engines are empty; ``TimeoutError`` names the one that is not."""
+    """Wait until engines are empty; ``TimeoutError`` says which is not, and what it holds."""
+    deadline = time.monotonic() + timeout_seconds
     for engine in engines:
-        wait_until(
-            functools.partial(leaves_nothing_behind, engine),
-            f"{engine.describe()} is empty",
-            timeout_seconds,
-        )
+        while left := what_is_left(engine):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{engine.describe()} still holds {left}")
+            time.sleep(0.2)
