@@ -142,12 +142,11 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 
     def update_connector_output(self, connector_output: Any) -> None:
         report = getattr(connector_output, "kv_connector_worker_meta", None)
-        reasons = report.reasons if isinstance(report, FailureReport) else {}
-        failed = connector_output.failed_recving or set()
         self._half.on_results(
             connector_output.finished_sending or (),
             connector_output.finished_recving or (),
-            {request_id: reasons.get(request_id, "unknown") for request_id in failed},
+            connector_output.failed_recving or (),
+            report.reasons if isinstance(report, FailureReport) else {},
         )
 
     def request_finished_all_groups(
@@ -285,7 +284,9 @@ def facts_of(request: Any) -> RequestFacts:
 
 def drop_last_token(request: Any) -> None:
     """Make a request end one token earlier, and after its prefill. Called once, at arrival."""
-    del request.prompt_token_ids[-1:]
+    # The list of prompt ids may belong to others too (n > 1 and the client, in one process); the
+    # other one is the request's own, and views of it exist.
+    request.prompt_token_ids = request.prompt_token_ids[:-1]
     del request._all_token_ids[-1:]
     request.num_prompt_tokens -= 1
     request.max_tokens = 1

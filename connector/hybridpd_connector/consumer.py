@@ -143,6 +143,7 @@ class ConsumerRank:
             if self._wants.idle:
                 return
             self._collect(now)
+            self._wants.end_lingering(now)
             self._wants.send_due(now)
             self._progress()
 

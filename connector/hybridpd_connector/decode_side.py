@@ -18,6 +18,7 @@ BAD_PARAMS = "bad_params"
 WRONG_ROLE = "wrong_role"
 OTHER_PROMPT = "other_prompt"
 BAD_BLOCKS = "bad_blocks"
+UNKNOWN = "unknown"
 
 
 @dataclasses.dataclass
@@ -27,6 +28,7 @@ class _Decoded:
     tokens: int
     remote: RemotePrefill | None
     refusal: str = ""
+    failure: str = ""
     state: Decode = Decode.WAITING
 
     @property
@@ -67,6 +69,9 @@ class DecodeSide:
         item = _Decoded(tokens, remote, refusal)
         self._requests[facts.request_id] = item
         if item.holds_lease and remote is not None:
+            if facts.request_id in self._leaves:
+                # An id that was aborted comes again: the ranks replace the earlier interest.
+                self._leaves.remove(facts.request_id)
             self._interests.append(Interest(facts.request_id, remote))
 
     def refuse(self, facts: RequestFacts) -> None:
@@ -118,15 +123,22 @@ class DecodeSide:
                 refusal = BAD_BLOCKS
         self._loads.append(Load(request_id, blocks, item.tokens - external_tokens, refusal))
 
-    def ended_load(self, request_id: str, failure: str | None) -> None:
-        """All ranks have reported the load; ``failure``: why it failed, None when it did not."""
-        if request_id not in self._requests:
+    def explain(self, request_id: str, reason: str) -> None:
+        """A rank says why its part of a load failed, maybe steps before the last rank has ended."""
+        item = self._requests.get(request_id)
+        if item is not None and not item.failure:
+            item.failure = reason
+
+    def ended_load(self, request_id: str, *, failed: bool) -> None:
+        """All ranks have reported the load."""
+        item = self._requests.get(request_id)
+        if item is None:
             return
-        self._move(request_id, DecodeEvent.RECEIVED if failure is None else DecodeEvent.FAILED)
-        if failure is None:
+        self._move(request_id, DecodeEvent.FAILED if failed else DecodeEvent.RECEIVED)
+        if not failed:
             self._stats.count(stats.LOADS)
-        elif failure != ABORTED:
-            self._stats.fail(failure)
+        elif item.failure != ABORTED:
+            self._stats.fail(item.failure or UNKNOWN)
         self._aborts.pop(request_id, None)
 
     def finish(self, request_id: str) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from hybridpd_connector.errors import StateError
+from hybridpd_connector.errors import ParamsError, StateError, shorten
 from hybridpd_connector.metadata import GroupFacts, Pin, RequestFacts
 from hybridpd_connector.request_blocks import Identity, facts_digest, parent_of, transfer_blocks
 from hybridpd_connector.request_state import Prefill, PrefillEvent, next_prefill
@@ -64,24 +64,22 @@ class PrefillSide:
         if computed_tokens is None:
             self._move(request_id, PrefillEvent.DROP)
             return False, None
-        if item.tokens == 0:
-            self._move(request_id, PrefillEvent.DROP)
-            return False, self._answer(request_id, item, tuple(() for _ in self._groups))
         parent = parent_of(request_id)
-        shared = self._answers.get((parent, item.digest)) if parent else None
+        shared = self._answers.get((parent, item.digest)) if parent and item.tokens else None
         if shared is not None:
             # n > 1: the client gets one child's answer, so all children name the same blocks.
             self._move(request_id, PrefillEvent.DROP)
             return False, shared[1]
         try:
-            if computed_tokens != item.tokens:
-                raise StateError("computed tokens", str(item.tokens), computed_tokens)
-            blocks = transfer_blocks(self._groups, block_ids, item.tokens)
-        except StateError:
-            logger.exception("prefill %s is not handed over", request_id)
+            params = self._answer(request_id, item, self._blocks(item, computed_tokens, block_ids))
+        except (StateError, ParamsError):
+            # ParamsError: an id from a client that no reader would accept.
+            logger.exception("prefill %s is not handed over", shorten(request_id))
             self._move(request_id, PrefillEvent.DROP)
             return False, None
-        params = self._answer(request_id, item, blocks)
+        if not item.tokens:
+            self._move(request_id, PrefillEvent.DROP)
+            return False, params
         self._move(request_id, PrefillEvent.PIN)
         self._pins.append(Pin(request_id, self._sequence))
         if parent:
@@ -102,6 +100,16 @@ class PrefillSide:
         pins = tuple(self._pins)
         self._pins.clear()
         return pins
+
+    def _blocks(
+        self, item: _Prefilled, computed_tokens: int, block_ids: Sequence[Sequence[int]]
+    ) -> tuple[tuple[int, ...], ...]:
+        """The blocks to hand over; ``StateError`` when they do not hold what was asked for."""
+        if item.tokens == 0:
+            return tuple(() for _ in self._groups)
+        if computed_tokens != item.tokens:
+            raise StateError("computed tokens", str(item.tokens), computed_tokens)
+        return transfer_blocks(self._groups, block_ids, item.tokens)
 
     def _answer(
         self, request_id: str, item: _Prefilled, blocks: tuple[tuple[int, ...], ...]

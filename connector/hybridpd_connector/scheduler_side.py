@@ -10,7 +10,7 @@ objects into ``RequestFacts`` and block ids, and calls the methods in this order
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hybridpd_connector import stats
@@ -71,13 +71,20 @@ class SchedulerHalf:
         return self.decode.take_orders(self._step, self.prefill.take_pins())
 
     def on_results(
-        self, sent: Iterable[str], received: Iterable[str], failed: Mapping[str, str]
+        self,
+        sent: Iterable[str],
+        received: Iterable[str],
+        failed: Collection[str],
+        reasons: Mapping[str, str],
     ) -> None:
-        """What all ranks agree on; ``failed`` (id -> reason) is a part of ``received``."""
+        """What all ranks agree on; ``failed`` is a part of ``received``. ``reasons``: id -> why,
+        from the ranks that failed in this step, not only for loads that all ranks have ended."""
+        for request_id, reason in reasons.items():
+            self.decode.explain(request_id, reason)
         for request_id in sent:
             self.prefill.sent(request_id)
         for request_id in received:
-            self.decode.ended_load(request_id, failed.get(request_id))
+            self.decode.ended_load(request_id, failed=request_id in failed)
 
     def on_finished(
         self, request_id: str, computed_tokens: int | None, block_ids: Sequence[Sequence[int]]

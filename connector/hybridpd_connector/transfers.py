@@ -225,7 +225,11 @@ class Transfers:
             self._start_check(load, part, part.source.check)
 
     def _count(self, load: _Load, read: PostedRead) -> None:
-        telemetry = self._agent.telemetry(read)
+        try:
+            telemetry = self._agent.telemetry(read)
+        except AgentError as error:
+            logger.warning("load %s is not counted: %s", load.request, error)
+            return
         load.bytes += telemetry.total_bytes
         load.descriptors += telemetry.descriptors
         load.post_seconds += telemetry.post_seconds

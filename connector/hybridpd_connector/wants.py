@@ -12,7 +12,7 @@ from hybridpd_connector.agent_api import Agent
 from hybridpd_connector.errors import AgentError
 from hybridpd_connector.leases import ConsumerLeases, LeaseKey
 from hybridpd_connector.metadata import Interest
-from hybridpd_connector.notifications import Release, encode, renewals
+from hybridpd_connector.notifications import MAX_TEXT, Release, encode, renewals
 from hybridpd_connector.peer_link import LocalCache, PeerLink
 from hybridpd_connector.peers import Address, PeerManager
 from hybridpd_connector.request_blocks import parent_of
@@ -87,6 +87,10 @@ class Wants:
         """A request arrives: its lease is renewed from now on, and hands are shaken early."""
         remote = interest.remote
         key = LeaseKey(remote.engine_id, remote.request_id, remote.sequence)
+        earlier = self._wants.get(interest.request_id)
+        if earlier is not None and earlier.key != key:
+            # Aborted, and its id has come again before the abort was told.
+            self.let_go(interest.request_id, now)
         leased = self._leases.acquire(key, interest.request_id, remote.lease_seconds, now)
         want = Want(remote, key, "" if leased else RELEASED, now)
         self._wants[interest.request_id] = want
@@ -149,7 +153,7 @@ class Wants:
                 p_request=want.key.p_request,
                 sequence=want.key.sequence,
                 d_engine=self._local.engine_id,
-                d_request=request_id,
+                d_request=request_id[:MAX_TEXT],
                 d_rank=self._local.placement.rank,
                 d_tp_size=self._local.layout.tp_size,
             )

@@ -14,7 +14,6 @@ from typing import Any
 from hybridpd_connector import stats
 from hybridpd_connector.agent_api import Agent, Memory, MemoryRegion
 from hybridpd_connector.consumer import ConsumerRank, Timeouts
-from hybridpd_connector.errors import ConnectorError
 from hybridpd_connector.handshake import Asker, RankHello
 from hybridpd_connector.lease_board import BoardReader, LeaseBoard
 from hybridpd_connector.leases import Ended, ProducerLeases
@@ -73,7 +72,8 @@ class Ticker:
         while not self._stop.wait(self._interval_seconds):
             try:
                 self._tick()
-            except ConnectorError:
+            except Exception:
+                # Without renewals every lease is lost, silently: go on, whatever it was.
                 logger.exception("%s: tick failed, going on", self._thread.name)
 
 

@@ -234,7 +234,7 @@ class Engine:
     def step(self):
         """One engine step on all ranks, and the scheduler's reaction to what they report."""
         orders = self.half.build_orders()
-        sent, received, failed = set(), set(), set()
+        sent, received, failed, said = set(), set(), set(), {}
         for rank in self.ranks:
             rank.absorb(orders)
             rank.renew()
@@ -242,13 +242,14 @@ class Engine:
             rank.start_loads()
             results, reasons = rank.poll()
             assert results.failed <= results.received
-            self.reasons = {**reasons, **self.reasons}
+            said = {**reasons, **said}
             sent |= self._join("sent", results.sent)
             received |= self._join("received", results.received)
             self.failures.extend(results.failed)
+        self.reasons = {**said, **self.reasons}
         failed = set(self.failures) & received
         self.failures = [item for item in self.failures if item not in failed]
-        self._react(sent, received, failed)
+        self._react(sent, received, failed, said)
 
     def _join(self, kind, request_ids):
         whole = set()
@@ -259,7 +260,7 @@ class Engine:
                 whole.add(request_id)
         return whole
 
-    def _react(self, sent, received, failed):
+    def _react(self, sent, received, failed, said):
         for request_id in failed:
             request = self.requests[request_id]
             if request.status == "loading":
@@ -267,7 +268,7 @@ class Engine:
                     self.end(request_id)
                 else:
                     request.recomputed = True
-        self.half.on_results(sent, received, {item: self.reasons[item] for item in failed})
+        self.half.on_results(sent, received, failed, said)
         for request_id in received:
             request = self.requests[request_id]
             if request.status == "finished":

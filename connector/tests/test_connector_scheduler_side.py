@@ -109,7 +109,7 @@ def test_the_answer_of_a_prefill():
     assert [pin.request_id for pin in prefiller.build_orders().pins] == ["p"]
     assert prefiller.build_orders().pins == ()
     assert prefiller.prefill.pinned == 1
-    prefiller.on_results({"p"}, (), {})
+    prefiller.on_results({"p"}, (), (), {})
     assert prefiller.prefill.pinned == 0
 
 
@@ -173,7 +173,7 @@ def test_an_abort_that_vllm_reports_with_its_result_orders_nothing():
     decoder.on_allocated("d", ([3], [9, 10, 11]), 39)
     decoder.build_orders()
     assert decoder.on_finished("d", None, ([3], [9, 10, 11])) == (False, None)
-    decoder.on_results((), {"d"}, {"d": "read_failed"})
+    decoder.on_results((), {"d"}, {"d"}, {"d": "read_failed"})
     assert decoder.build_orders().aborts == ()
     assert decoder.take_stats()["failures"] == {"read_failed": 1}
 
@@ -185,11 +185,11 @@ def test_an_abort_is_ordered_once_and_is_no_failure():
     decoder.on_finished("d", None, ([3], [9, 10, 11]))
     assert decoder.build_orders().aborts == ("d",)
     assert decoder.build_orders().aborts == ()
-    decoder.on_results((), {"d"}, {"d": "aborted"})
+    decoder.on_results((), {"d"}, {"d"}, {"d": "aborted"})
     assert decoder.take_stats() is None
 
 
 def test_results_of_unknown_requests_change_nothing():
     scheduler = half()
-    scheduler.on_results({"x"}, {"y"}, {"y": "read_failed"})
+    scheduler.on_results({"x"}, {"y"}, {"y"}, {"y": "read_failed"})
     assert scheduler.take_stats() is None

@@ -116,13 +116,16 @@ def test_closing_twice_is_harmless_and_leaves_nothing_open(world):
     assert agent is None or (agent.open_reads, agent.peers) == (0, frozenset())
 
 
-def test_a_ticker_outlives_a_failed_tick():
+@pytest.mark.parametrize(
+    "error", [AgentError("agent", "to work", "did not"), RuntimeError("can't start new thread")]
+)
+def test_a_ticker_outlives_a_failed_tick(error):
     ticks, again = [], threading.Event()
 
     def tick():
         ticks.append(1)
         if len(ticks) == 1:
-            raise AgentError("agent", "to work", "did not")
+            raise error
         again.set()
 
     ticker = Ticker(tick, 0.001, "test")
