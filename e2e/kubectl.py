@@ -21,6 +21,7 @@ from tooling.binaries import program
 
 Object = dict[str, Any]
 REQUEST_SECONDS = 60
+WATCH_SECONDS = 30
 
 
 class KubectlError(Exception):
@@ -107,7 +108,8 @@ class Kubectl:
 class Watch:
     """Every change of some kinds, in order, from the moment `with` begins.
 
-    A test that polls can miss a state that lasts less than its pause; a watch cannot.
+    A test that polls can miss a state that lasts less than its pause; a watch cannot. There must be
+    at least one object of each kind when it begins.
     """
 
     def __init__(self, kubectl: Kubectl, kinds: str, selector: str) -> None:
@@ -133,10 +135,15 @@ class Watch:
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )
-            thread = threading.Thread(target=self._read, args=(process,), daemon=True)
+            begun = threading.Event()
+            thread = threading.Thread(target=self._read, args=(process, begun), daemon=True)
             thread.start()
             self._processes.append(process)
             self._threads.append(thread)
+            # A watch that has not begun misses what happens next.
+            if not begun.wait(WATCH_SECONDS):
+                self.__exit__()
+                raise KubectlError(command[3:], f"no object within {WATCH_SECONDS} s")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,17 +160,13 @@ class Watch:
         with self._lock:
             return list(self.events)
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        decoder, pending = json.JSONDecoder(), ""
+    def _read(self, process: subprocess.Popen[str], begun: threading.Event) -> None:
+        # kubectl prints one event a line, what exists already first.
         for line in process.stdout or ():
-            pending += line
-            # An event ends on a closing brace in the first column.
-            if not line.startswith("}"):
-                continue
-            event, _ = decoder.raw_decode(pending)
-            pending = ""
+            event = json.loads(line)
             with self._lock:
                 self.events.append((event["type"], event["object"]))
+            begun.set()
 
 
 def connect() -> Kubectl:
