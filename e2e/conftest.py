@@ -24,6 +24,7 @@ NAMESPACE = "hybridpd-e2e"
 # Cheap tests first; the deletion of the real pair last.
 ORDER = (
     "test_e2e_cluster.py",
+    "test_e2e_demo.py",
     "test_e2e_chart.py",
     "test_e2e_crd.py",
     "test_e2e_examples.py",
