@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import completions
 import release
 import waits
 from kubectl import Kubectl, Object
 from services import Pair
+from traffic import Traffic
 
 DEAD = ("--grace-period=0", "--force")
 
@@ -72,22 +72,20 @@ def test_a_killed_prefill_recovers_and_no_token_is_wrong(pair: Pair) -> None:
     chosen = f"{waits.selector_of(pair.name)},hybridpd.dev/role=prefill"
     (victim,) = pair.kubectl.find("pods", chosen)
     name, uid = victim["metadata"]["name"], victim["metadata"]["uid"]
-    pair.kubectl.delete("pod", name, *DEAD)
-    waits.for_pod_replaced(pair.kubectl, name, uid)
-    prompt_name, prompt = "a sentence", completions.prompts()["a sentence"]
-    failures: list[str] = []
+    with pair.forward() as url, Traffic(url, pair.model, pair.expected) as traffic:
 
-    def answered() -> tuple[bool, object]:
-        try:
-            with pair.forward() as url:
-                answer = completions.complete(url, pair.model, prompt, seconds=45)
-        except completions.CompletionError as error:
-            failures.append(str(error))
-            return False, failures[-1]
-        assert answer == pair.expected[prompt_name]
-        return True, answer
+        def more_than(count: int) -> tuple[bool, str]:
+            done = traffic.answered()
+            return done > count, f"{done} answers, last refused: {traffic.refused[-1:]}"
 
-    waits.until("an answer after prefill was killed", answered, waits.ENGINE_START_SECONDS)
-    assert failures, "prefill was killed and nothing was ever refused"
+        waits.until("answers before the kill", lambda: more_than(3), 60)
+        pair.kubectl.delete("pod", name, *DEAD)
+        waits.for_pod_replaced(pair.kubectl, name, uid)
+        before = traffic.answered()
+        waits.until(
+            "answers after the kill", lambda: more_than(before + 3), waits.ENGINE_START_SECONDS
+        )
+    assert traffic.wrong == []
+    assert traffic.refused, "prefill was killed and nothing was ever refused"
     waits.for_ready(pair.kubectl, pair.name)
     pair.check_tokens()
