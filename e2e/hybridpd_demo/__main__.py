@@ -57,7 +57,7 @@ def main() -> int:
     if not options.down:
         print(f"Look around:  export KUBECONFIG={connect().kubeconfig}")
         print(f"              kubectl -n {NAMESPACE} get hpd,pods")
-        print("Tear down:    make cluster-down")
+        print(f"Tear down:    make cluster-down   (the cache and {nodefiles.FOLDER} stay)")
     return 0
 
 
