@@ -130,9 +130,9 @@ class DecodeSide:
             item.failure = reason
 
     def ended_load(self, request_id: str, *, failed: bool) -> None:
-        """All ranks have reported the load."""
+        """All ranks have reported a load. It may be one of another connector beside this one."""
         item = self._requests.get(request_id)
-        if item is None:
+        if item is None or item.state not in (Decode.LOADING, Decode.LEAVING):
             return
         self._move(request_id, DecodeEvent.FAILED if failed else DecodeEvent.RECEIVED)
         if not failed:

@@ -72,9 +72,9 @@ class PrefillSide:
             return False, shared[1]
         try:
             params = self._answer(request_id, item, self._blocks(item, computed_tokens, block_ids))
-        except (StateError, ParamsError):
+        except (StateError, ParamsError) as error:
             # ParamsError: an id from a client that no reader would accept.
-            logger.exception("prefill %s is not handed over", shorten(request_id))
+            logger.warning("prefill %s is not handed over: %s", shorten(request_id), error)
             self._move(request_id, PrefillEvent.DROP)
             return False, None
         if not item.tokens:
@@ -88,13 +88,13 @@ class PrefillSide:
 
     def sent(self, request_id: str) -> None:
         """All ranks have ended the lease; vLLM frees the blocks now."""
-        if request_id not in self._requests:
+        item = self._requests.get(request_id)
+        if item is None or item.state is not Prefill.PINNED:
             return
-        digest = self._requests[request_id].digest
         self._move(request_id, PrefillEvent.SENT)
         parent = parent_of(request_id)
         if parent:
-            self._answers.pop((parent, digest), None)
+            self._answers.pop((parent, item.digest), None)
 
     def take_pins(self) -> tuple[Pin, ...]:
         pins = tuple(self._pins)

@@ -193,3 +193,19 @@ def test_results_of_unknown_requests_change_nothing():
     scheduler = half()
     scheduler.on_results({"x"}, {"y"}, {"y"}, {"y": "read_failed"})
     assert scheduler.take_stats() is None
+
+
+def test_results_of_another_connector_change_nothing():
+    """vLLM's MultiConnector shows every connector the results of all of them."""
+    scheduler = half()
+    scheduler.on_new_request(facts("d", answer_of(half())))
+    scheduler.on_results((), {"d"}, {"d"}, {})
+    assert scheduler.external_tokens("d", 0) == 39
+    scheduler.on_allocated("d", (), 0)
+    scheduler.on_new_request(facts("p", TO_PREFILL))
+    for _ in range(2):
+        scheduler.on_results({"p"}, {"d"}, (), {})
+    assert scheduler.build_orders().leaves == ("d",)
+    kept, _ = scheduler.on_finished("p", 39, ([7], [4, 5, 6]))
+    assert kept
+    assert scheduler.take_stats() is None
