@@ -20,18 +20,22 @@ from hybridpd_testkit.engines import EngineSpec, running
 from hybridpd_testkit.expectations import MAX_TOKENS, prompts
 from hybridpd_testkit.pd_client import Pair, complete, measured, require_nothing_left
 
-TP_PAIRS = ((1, 1), (1, 2), (2, 1))
+
+def parse_pair(text: str) -> tuple[int, int]:
+    """ "1-2" is prefill at TP1 and decode at TP2."""
+    prefill_tp, decode_tp = text.split("-")
+    return int(prefill_tp), int(decode_tp)
 
 
 def gpu_spec(name: str, checkpoint: Path, gpus: str, role: str | None) -> EngineSpec:
-    """An engine on the GPUs named, small enough that several share one."""
+    """An engine on the GPUs named. vLLM refuses to start when a neighbour frees memory meanwhile."""
     return EngineSpec(
         name,
         checkpoint,
         tp_size=gpus.count(",") + 1,
         role=role,
         environment={"CUDA_VISIBLE_DEVICES": gpus},
-        arguments=("--gpu-memory-utilization", "0.2"),
+        arguments=("--gpu-memory-utilization", "0.1"),
         num_blocks=64,
     )
 
@@ -44,7 +48,7 @@ def gpu_list(first: int, count: int, available: int) -> str:
 def try_pair(checkpoint: Path, tps: tuple[int, int], gpus: int, logs: Path) -> dict[str, Any]:
     """Start one engine, P and D; compare all prompts. Keys: lengths, equal, bytes_as_predicted."""
     specs = [
-        gpu_spec("single", checkpoint, gpu_list(0, 1, gpus), None),
+        gpu_spec("single", checkpoint, gpu_list(gpus - 1, 1, gpus), None),
         gpu_spec("p", checkpoint, gpu_list(0, tps[0], gpus), "kv_producer"),
         gpu_spec("d", checkpoint, gpu_list(tps[0], tps[1], gpus), "kv_consumer"),
     ]
@@ -77,13 +81,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpus", type=int, default=2, help="GPUs on this machine")
     parser.add_argument("--families", default="nemotron-h,falcon-h1,llama")
+    parser.add_argument("--pairs", default="1-1,1-2,2-1", help="prefill-decode TP sizes")
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "gpu-tokens")
     arguments = parser.parse_args()
     failed = False
     for family in arguments.families.split(","):
         checkpoint = arguments.out / family
         write_checkpoint(family, checkpoint)
-        for tps in TP_PAIRS:
+        for tps in (parse_pair(text) for text in arguments.pairs.split(",")):
             logs = arguments.out / f"{family}-{tps[0]}-{tps[1]}"
             result = try_pair(checkpoint, tps, arguments.gpus, logs)
             count = len(result["lengths"])
