@@ -28,7 +28,7 @@ def parse_pair(text: str) -> tuple[int, int]:
 
 
 def gpu_spec(name: str, checkpoint: Path, gpus: str, role: str | None) -> EngineSpec:
-    """An engine on the GPUs named. vLLM refuses to start when a neighbour frees memory meanwhile."""
+    """An engine on the GPUs named; vLLM will not start while a neighbour frees memory."""
     return EngineSpec(
         name,
         checkpoint,
