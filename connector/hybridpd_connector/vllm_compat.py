@@ -19,6 +19,7 @@ CACHE_LAYOUT = "LBHNC"
 CONV_LAYOUTS = ("DS", "SD")
 CACHE_MODES = ("none", "align")
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+MAX_ENGINE_ID = 256
 ROLES = {"kv_producer": "producer", "kv_consumer": "consumer", "kv_both": "both"}
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
@@ -72,6 +73,15 @@ def check_allocator(environment: Mapping[str, str]) -> None:
             )
 
 
+def check_seconds(field: str, value: object, shortest: int, longest: int) -> float:
+    """A duration of ``kv_connector_extra_config``, refused at start when it cannot work."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnsupportedEngineError(field, "a number of seconds", value)
+    if not shortest <= value <= longest:
+        raise UnsupportedEngineError(field, f"{shortest} to {longest} seconds", value)
+    return value
+
+
 def check_conv_layout(layout: str, has_state: bool, tp_size: int) -> None:
     """Refuse what cannot be sharded: the state-first layout with more than one rank."""
     if layout not in CONV_LAYOUTS:
@@ -101,8 +111,10 @@ def check_settings(settings: EngineSettings) -> None:
     check_version(settings.version)
     if settings.role not in ROLES.values():
         raise UnsupportedEngineError("kv_role", ", ".join(ROLES), settings.role)
-    if not settings.engine_id:
-        raise UnsupportedEngineError("kv_transfer_config.engine_id", "an id", settings.engine_id)
+    if not 1 <= len(settings.engine_id) <= MAX_ENGINE_ID:
+        raise UnsupportedEngineError(
+            "kv_transfer_config.engine_id", f"1 to {MAX_ENGINE_ID} characters", settings.engine_id
+        )
     for field, value in (
         ("pipeline_parallel_size", settings.pp_size),
         ("context parallel size (decode and prefill)", settings.context_parallel_size),

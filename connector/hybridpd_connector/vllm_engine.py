@@ -20,8 +20,9 @@ from hybridpd_connector.handshake import Hello, RankHello, Responder
 from hybridpd_connector.request_blocks import Identity
 from hybridpd_connector.scheduler_side import SchedulerHalf
 from hybridpd_connector.side_channel import Client, Server
+from hybridpd_connector.transfer_params import MAX_LEASE_SECONDS
 from hybridpd_connector.vllm_cache import group_facts, read_cache, thread_setup, transfer_groups
-from hybridpd_connector.vllm_compat import EngineSettings
+from hybridpd_connector.vllm_compat import EngineSettings, check_seconds
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 
 DEFAULT_LEASE_SECONDS = 30
@@ -111,7 +112,7 @@ def lease_seconds_of(vllm_config: Any) -> int:
     value = vllm_config.kv_transfer_config.get_from_extra_config(
         "lease_seconds", DEFAULT_LEASE_SECONDS
     )
-    return int(value)
+    return int(check_seconds("lease_seconds", value, 1, MAX_LEASE_SECONDS))
 
 
 def build_worker(
@@ -130,7 +131,8 @@ def build_worker(
         progress_thread=settings.role != "consumer",
     )
     lease_seconds = lease_seconds_of(vllm_config)
-    handshake_seconds = float(extra("handshake_timeout_seconds", DEFAULT_HANDSHAKE_TIMEOUT_SECONDS))
+    name = "handshake_timeout_seconds"
+    handshake_seconds = check_seconds(name, extra(name, DEFAULT_HANDSHAKE_TIMEOUT_SECONDS), 1, 3600)
     return WorkerHalf(
         RankCache(memory.layout, memory.placement, memory.regions, memory.zero),
         agent,

@@ -10,6 +10,7 @@ from hybridpd_connector.vllm_compat import (
     check_allocator,
     check_cache_layout,
     check_conv_layout,
+    check_seconds,
     check_settings,
     check_version,
     settings_of,
@@ -107,3 +108,19 @@ def test_settings_are_read_from_vllms_configuration():
     settings = settings_of(config, cache, "0.33.0")
     check_settings(settings)
     assert (settings.role, settings.mamba_cache_mode) == ("both", "align")
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.5, 86401, float("nan"), "30", None, True, [30]])
+def test_durations_that_cannot_work_are_refused_at_start(value):
+    with pytest.raises(UnsupportedEngineError, match="lease_seconds"):
+        check_seconds("lease_seconds", value, 1, 86400)
+
+
+@pytest.mark.parametrize("value", [1, 6.5, 86400])
+def test_durations_that_work(value):
+    assert check_seconds("lease_seconds", value, 1, 86400) == value
+
+
+def test_an_engine_id_that_no_peer_would_accept_is_refused():
+    with pytest.raises(UnsupportedEngineError, match="engine_id"):
+        check_settings(EngineSettings(**{**GOOD, "engine_id": "e" * 400}))
