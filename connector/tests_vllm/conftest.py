@@ -20,8 +20,8 @@ from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.pd_client import Pair
 from hybridpd_testkit.probe_orders import ProbeOrders
 
-MAX_ALIVE = 4
-LEASE_SECONDS = 6
+MAX_ALIVE = 6
+BRIEF_LEASE_SECONDS = 6
 ADAPTERS = {"red": 1, "blue": 2}  # name → seed
 # Longest first: a test's family is the first of these in its name, the last one without any.
 FAMILIES = ("nemotron_h_mqa", "falcon_h1", "llama", "nemotron_h")
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items):
 
     def family_rank(item):
         named = [index for index, family in enumerate(FAMILIES) if family in item.name]
-        return -min(named, default=len(FAMILIES) - 1)
+        return -min(named, default=len(FAMILIES) - 1), item.path.name
 
     items.sort(key=family_rank)
 
@@ -55,12 +55,23 @@ class EnginePool:
         return ProbeOrders(self._directory / "orders" / engine.spec.name)
 
     def spec(self, family, kind):
-        """p1 prefill TP1, d1 decode TP1, e2 both roles TP2, r1 decode TP1 that recomputes."""
+        """One engine of a family.
+
+        p1 prefill TP1, b1 the same with a brief lease, d1 decode TP1, e2 both roles TP2,
+        r1 decode TP1 that recomputes what it cannot load and runs one request at a time,
+        t1 decode TP1 with a tiny cache.
+        """
         name = f"{family}-{kind}"
         settings = {
             "p1": {"role": "kv_producer", "connector": PROBE},
+            "b1": {
+                "role": "kv_producer",
+                "connector": PROBE,
+                "extra_config": {"lease_seconds": BRIEF_LEASE_SECONDS},
+            },
             "d1": {"role": "kv_consumer", "connector": SHIPPED},
             "e2": {"role": "kv_both", "connector": PROBE, "tp_size": 2},
+            "t1": {"role": "kv_consumer", "connector": SHIPPED, "num_blocks": 26},
             "r1": {
                 "role": "kv_consumer",
                 "connector": SHIPPED,
@@ -73,7 +84,6 @@ class EnginePool:
         return EngineSpec(
             name,
             self.checkpoint(family),
-            extra_config={"lease_seconds": LEASE_SECONDS},
             environment=ProbeOrders(self._directory / "orders" / name).environment(),
             **settings,
         )
@@ -125,3 +135,9 @@ def pool(tmp_path_factory):
 def nemotron(pool):
     """P and D of the two-group hybrid, TP 1 each, on the shipped failure policy."""
     return Pair(*pool.engines("nemotron-h", "p1", "d1"))
+
+
+@pytest.fixture
+def brief(pool):
+    """The same D behind a P whose leases end soon when nobody renews them."""
+    return Pair(*pool.engines("nemotron-h", "b1", "d1"))

@@ -1,11 +1,10 @@
-"""P keeps a prefill as long as D renews it, and not longer. The pool's lease is short."""
+"""P keeps a prefill as long as D renews it, and not longer. P's lease is short here."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from conftest import LEASE_SECONDS
 from hybridpd_testkit.expectations import MAX_TOKENS, random_prompt
 from hybridpd_testkit.pd_client import (
     OpenRequest,
@@ -26,7 +25,11 @@ EXPIRED = "hybridpd_leases_expired_total"
 @pytest.fixture
 def pair(pool):
     """P and a D that runs one request at a time, so that a second one queues."""
-    return Pair(*pool.engines("nemotron-h", "p1", "r1"))
+    return Pair(*pool.engines("nemotron-h", "b1", "r1"))
+
+
+def lease_seconds(engine):
+    return engine.spec.extra_config["lease_seconds"]
 
 
 def hold_in_queue(pair, params, during):
@@ -59,7 +62,7 @@ def check_loaded_late(pair, during):
 
 def test_vllm_leases_last_while_d_queues_the_request(pair):
     """D has no room for three leases; P keeps the blocks and the answer is right."""
-    check_loaded_late(pair, lambda: time.sleep(3 * LEASE_SECONDS + 1))
+    check_loaded_late(pair, lambda: time.sleep(3 * lease_seconds(pair.prefill) + 1))
 
 
 def test_vllm_leases_last_through_a_p_step_of_25_seconds(pool, pair):
@@ -74,21 +77,20 @@ def test_vllm_leases_last_through_a_p_step_of_25_seconds(pool, pair):
     check_loaded_late(pair, stall)
 
 
-def test_vllm_leases_expire_without_a_reader_and_late_readers_fail(pool, nemotron):
+def test_vllm_leases_expire_without_a_reader_and_late_readers_fail(brief, pair):
     """Nobody asks: P frees the blocks. Who comes later gets an error, never another's state."""
-    before = nemotron.prefill.metrics()
-    params = nemotron.prefill_only(PROMPT)
-    assert leases_held(nemotron.prefill) == 1
+    before = brief.prefill.metrics()
+    params = brief.prefill_only(PROMPT)
+    assert leases_held(brief.prefill) == 1
     wait_until(
-        lambda: nemotron.prefill.metrics().since(before).total(EXPIRED) == 1,
+        lambda: brief.prefill.metrics().since(before).total(EXPIRED) == 1,
         "the lease has expired",
-        3 * LEASE_SECONDS,
+        3 * lease_seconds(brief.prefill),
     )
-    before_d = nemotron.decode.metrics()
+    before_d = brief.decode.metrics()
     with pytest.raises(HttpError):
-        nemotron.decode_only(PROMPT, params, MAX_TOKENS)
-    assert evidence(nemotron.decode.metrics().since(before_d)).failures == 1
-    recomputing = Pair(*pool.engines("nemotron-h", "p1", "r1"))
-    expected = complete(nemotron.prefill, PROMPT, MAX_TOKENS).tokens
-    assert recomputing.decode_only(PROMPT, params, MAX_TOKENS).tokens == expected
-    require_nothing_left(nemotron.prefill, nemotron.decode, recomputing.decode)
+        brief.decode_only(PROMPT, params, MAX_TOKENS)
+    assert evidence(brief.decode.metrics().since(before_d)).failures == 1
+    expected = complete(brief.prefill, PROMPT, MAX_TOKENS).tokens
+    assert pair.decode_only(PROMPT, params, MAX_TOKENS).tokens == expected
+    require_nothing_left(brief.prefill, brief.decode, pair.decode)

@@ -21,8 +21,8 @@ GREEDY_SAMPLES = {"temperature": 1.0, "top_k": 1}
 
 @pytest.fixture
 def recomputing(pool):
-    """P and a D that recomputes what it cannot load."""
-    return Pair(*pool.engines("nemotron-h", "p1", "r1"))
+    """P, with brief leases, and a D that recomputes what it cannot load."""
+    return Pair(*pool.engines("nemotron-h", "b1", "r1"))
 
 
 def two_prompts():
@@ -57,16 +57,16 @@ def test_vllm_requests_another_prompt_of_equal_length_is_refused(nemotron):
     require_nothing_left(nemotron.prefill, nemotron.decode)
 
 
-def test_vllm_requests_two_prompts_in_one_call_never_swap_states(nemotron):
+def test_vllm_requests_two_prompts_in_one_call_never_swap_states(brief):
     """vLLM answers a list with the first prompt's parameters and gives D's to every prompt."""
     first, second = two_prompts()
-    params = nemotron.prefill_only([first, second])
-    before = nemotron.decode.metrics()
+    params = brief.prefill_only([first, second])
+    before = brief.decode.metrics()
     with pytest.raises(HttpError):
-        nemotron.decode_only([first, second], params, MAX_TOKENS)
-    counted = evidence(nemotron.decode.metrics().since(before))
+        brief.decode_only([first, second], params, MAX_TOKENS)
+    counted = evidence(brief.decode.metrics().since(before))
     assert counted.failures == 1
-    require_nothing_left(nemotron.prefill, nemotron.decode)
+    require_nothing_left(brief.prefill, brief.decode)
 
 
 def test_vllm_requests_two_prompts_in_one_call_recomputed(recomputing):
@@ -81,18 +81,18 @@ def test_vllm_requests_two_prompts_in_one_call_recomputed(recomputing):
     require_nothing_left(recomputing.prefill, recomputing.decode)
 
 
-def test_vllm_requests_two_samples_of_one_prompt(nemotron):
+def test_vllm_requests_two_samples_of_one_prompt(brief):
     """n = 2: both children load the one prefill, and the other prefill's blocks come free."""
     prompt, _ = two_prompts()
-    expected = complete(nemotron.prefill, prompt, MAX_TOKENS).tokens
+    expected = complete(brief.prefill, prompt, MAX_TOKENS).tokens
     answer, counted = measured(
-        nemotron.decode,
-        lambda: nemotron.complete(prompt, MAX_TOKENS, n=2, **GREEDY_SAMPLES),
+        brief.decode,
+        lambda: brief.complete(prompt, MAX_TOKENS, n=2, **GREEDY_SAMPLES),
     )
     assert [choice.tokens for choice in answer.choices] == [expected, expected]
     assert (counted.loads, counted.failures, counted.recomputed) == (2, 0, 0)
     assert counted.external_tokens == 2 * (len(prompt) - 1)
-    require_nothing_left(nemotron.prefill, nemotron.decode)
+    require_nothing_left(brief.prefill, brief.decode)
 
 
 def test_vllm_requests_state_is_gone_after_the_last_reader(nemotron):

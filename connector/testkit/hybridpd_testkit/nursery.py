@@ -128,6 +128,10 @@ def _import_all() -> None:
     context = multiprocessing.get_context("fork")
     for module in ("vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor"):
         vars(importlib.import_module(module))["get_mp_context"] = lambda: context
+    # Ranks that spin for each other's part of a sum lose whole time slices when they outnumber the
+    # cores; over sockets, vLLM's own other way, they sleep.
+    communicator = importlib.import_module("vllm.distributed.device_communicators.cpu_communicator")
+    communicator.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
 
 
 def _fork(order: Mapping[str, Any], answers_fd: int) -> int:
