@@ -18,17 +18,20 @@ BAD_PARAMS = "bad_params"
 WRONG_ROLE = "wrong_role"
 OTHER_PROMPT = "other_prompt"
 BAD_BLOCKS = "bad_blocks"
+CLAIM_CUT = "claim_cut"
 UNKNOWN = "unknown"
 
 
 @dataclasses.dataclass
 class _Decoded:
-    """A request of the decode side. ``tokens``: how many it would load, N-1 or 0."""
+    """A request of the decode side. ``tokens``: how many it would load, N-1 or 0. ``claimed``: the
+    latest answer to vLLM's lookup, which an allocation follows."""
 
     tokens: int
     remote: RemotePrefill | None
     refusal: str = ""
     failure: str = ""
+    claimed: int = 0
     state: Decode = Decode.WAITING
 
     @property
@@ -97,7 +100,8 @@ class DecodeSide:
         item = self._requests.get(request_id)
         if item is None or item.state is not Decode.WAITING:
             return 0
-        return max(0, item.tokens - computed_tokens)
+        item.claimed = max(0, item.tokens - computed_tokens)
+        return item.claimed
 
     def allocated(
         self, request_id: str, block_ids: Sequence[Sequence[int]], external_tokens: int
@@ -115,6 +119,9 @@ class DecodeSide:
             return
         self._move(request_id, DecodeEvent.LOAD)
         refusal, blocks = item.refusal, tuple[tuple[int, ...], ...]()
+        if not refusal and external_tokens != item.claimed:
+            # A state stands for all its tokens: it cannot be used for fewer.
+            refusal = CLAIM_CUT
         if not refusal:
             try:
                 blocks = transfer_blocks(self._groups, block_ids, item.tokens, spare=True)

@@ -3,7 +3,7 @@
 Pure decisions over plain values: no clock, no I/O, no vLLM. ``connector`` translates vLLM's
 objects into ``RequestFacts`` and block ids, and calls the methods in this order:
 
-    on_new_request -> external_tokens (repeatedly, changes nothing) -> on_allocated
+    on_new_request -> external_tokens (repeatedly, the last one counts) -> on_allocated
     -> build_orders (once a step) -> on_results -> on_finished
 
 ``SchedulerHalf`` sorts requests by side; ``PrefillSide`` and ``DecodeSide`` own their requests.
