@@ -7,6 +7,7 @@ and can be told to misbehave, per network:
     network.fail_reads(count)           the next reads end as FAILED, half written
     network.hang_reads(peer)            reads from this peer stay in flight until ``resume(peer)``
     network.lose_notifications(count)   the next notifications vanish
+    network.hold_notifications()        notifications leave when their sender makes progress
     network.refuse_posts(count)         the next posts raise
     network.kill(peer)                  the peer is gone: its reads fail, messages to it raise
 
@@ -53,6 +54,7 @@ class FakeNetwork:
         self.failing_reads = 0
         self.refused_posts = 0
         self.lost_notifications = 0
+        self.notifications_wait = False
         self.hanging: set[str] = set()
         self.dead: set[str] = set()
 
@@ -67,6 +69,9 @@ class FakeNetwork:
 
     def lose_notifications(self, count: int) -> None:
         self.lost_notifications = count
+
+    def hold_notifications(self) -> None:
+        self.notifications_wait = True
 
     def hang_reads(self, peer: str) -> None:
         self.hanging.add(peer)
@@ -123,6 +128,7 @@ class FakeAgent:
     def __init__(self, name: str, network: FakeNetwork) -> None:
         self.name = name
         self.inbox: list[Notification] = []
+        self._outbox: list[tuple[str, Notification]] = []
         self._network = network
         self._regions: list[MemoryRegion] = []
         self._peers: set[str] = set()
@@ -262,15 +268,22 @@ class FakeAgent:
                 raise PeerLostError(f"agent {self.name}", f"to notify {peer}", "it is gone")
             if peer not in self._peers:
                 raise AgentError(f"agent {self.name}", f"to notify {peer}", "unknown peer")
-            self._network.deliver(peer, Notification(self.name, payload))
+            self._outbox.append((peer, Notification(self.name, payload)))
+            if not self._network.notifications_wait:
+                self._send_waiting()
 
     def take_notifications(self) -> list[Notification]:
         with self._network.lock:
+            self._send_waiting()
             taken, self.inbox = self.inbox, []
         return taken
 
     def close(self) -> None:
         self._network.agents.pop(self.name, None)
+
+    def _send_waiting(self) -> None:
+        while self._outbox:
+            self._network.deliver(*self._outbox.pop(0))
 
     def _progress(self, read: _FakeRead) -> None:
         read.polls += 1

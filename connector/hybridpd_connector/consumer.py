@@ -140,7 +140,7 @@ class ConsumerRank:
     def renew(self, now: float) -> None:
         """Send the renewals that are due; called by the ticker, whatever the engine is doing."""
         with self._lock:
-            if self._wants.idle:
+            if self._wants.idle(now):
                 return
             self._collect(now)
             self._wants.end_lingering(now)

@@ -24,6 +24,10 @@ PEER_REFUSED = "peer_refused"
 MAX_OWED = 4096
 """Releases kept for a peer that is not ready yet; P's lease ends those that are forgotten."""
 
+LEAVING_SECONDS = 10.0
+"""A message to a rank that was never spoken to waits for a connection, and that for our progress:
+so long after the last one progress is made, also when nothing is wanted any more."""
+
 LINGER_SECONDS = 2.0
 """One of n samples may be read before its siblings arrive: their shared release waits so long."""
 
@@ -67,6 +71,7 @@ class Wants:
         self._wants: dict[str, Want] = {}
         self._unsent: dict[str, set[str]] = {}
         self._owed: dict[str, _Owed] = {}
+        self._sent_until = 0.0
         self._lingering: collections.deque[tuple[float, Want, str]] = collections.deque()
 
     def __repr__(self) -> str:
@@ -75,10 +80,9 @@ class Wants:
             f"owed={len(self._owed)}, lingering={len(self._lingering)})"
         )
 
-    @property
-    def idle(self) -> bool:
-        """Nothing to renew and nothing to send."""
-        return not self._leases.wanted and not self._owed
+    def idle(self, now: float) -> bool:
+        """Nothing to renew, nothing to send, and nothing that may still be leaving."""
+        return not self._leases.wanted and not self._owed and now >= self._sent_until
 
     def find(self, request_id: str) -> Want | None:
         return self._wants.get(request_id)
@@ -130,7 +134,8 @@ class Wants:
         for engine_id in [engine_id for engine_id in self._unsent if engine_id in ready]:
             self._peers.touch(engine_id, now)
             p_requests_due = sorted(self._unsent.pop(engine_id))
-            self._send(ready[engine_id], list(renewals(self._local.engine_id, p_requests_due)))
+            messages = list(renewals(self._local.engine_id, p_requests_due))
+            self._send(ready[engine_id], messages, now)
         self._reach_out(now)
 
     def _reach_out(self, now: float) -> None:
@@ -170,13 +175,14 @@ class Wants:
             link = ready.get(engine_id)
             if link is not None:
                 del self._owed[engine_id]
-                self._send(link, list(owed.messages))
+                self._send(link, list(owed.messages), now)
             elif now >= owed.until:
                 del self._owed[engine_id]
             else:
                 self._peers.want(engine_id, owed.address, now)
 
-    def _send(self, link: PeerLink, messages: list[bytes]) -> None:
+    def _send(self, link: PeerLink, messages: list[bytes], now: float) -> None:
+        self._sent_until = now + LEAVING_SECONDS
         for peer in link.peers:
             try:
                 for message in messages:

@@ -117,3 +117,19 @@ def test_an_id_that_comes_again_right_after_its_abort(world, same, steps_between
             rank.renew()
         p.step()
     world.until(lambda: all_free(p) and all_free(d))
+
+
+def test_the_last_release_leaves_an_engine_that_is_idle_from_then_on(world):
+    """NIXL's first message to a rank leaves only with the sender's progress, and a rank that was
+    read by another has heard nothing of us before."""
+    p = world.engine("p", "producer", tp_size=2)
+    d = world.engine("d", "consumer", tp_size=2)
+    world.network.hold_notifications()
+    tokens, answer, _ = prefilled(p, 40)
+    d.add("d1", tokens, answer)
+    loaded(world, d, "d1")
+    for _ in range(8):
+        world.now += 0.25
+        for rank in d.ranks:
+            rank.renew()
+    world.until(lambda: all_free(p), p)
