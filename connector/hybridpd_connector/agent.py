@@ -237,7 +237,10 @@ class NixlAgent:
             if mine.state is ReadState.PENDING:
                 return False
             mine.released = True
-            mine.handle.release()
+            try:
+                mine.handle.release()
+            except Exception as error:
+                logger.warning("a handle of %s stays with NIXL: %r", mine.remote.peer, error)
             return True
 
     def send_notification(self, peer: str, payload: bytes) -> None:

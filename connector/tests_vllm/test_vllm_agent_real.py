@@ -26,6 +26,22 @@ class TestNixlAgent(AgentContract):
     def make_agent(self, name: str) -> Agent:
         return NixlAgent(name)
 
+    def test_a_handle_that_nixl_does_not_take_back_is_left(self, pair: Pair) -> None:
+        """The read has ended, and its load with it: nothing to raise into the engine's step."""
+        consumer = pair.consumer.agent
+        read = pair.post(pair.consumer.dense(), [0], pair.producer.dense(), [1])
+        while consumer.poll(read) is ReadState.PENDING:
+            pair.producer.agent.take_notifications()
+        handle, read.handle = read.handle, _Stuck()
+        assert consumer.release_read(read)
+        assert read.released
+        handle.release()
+
+
+class _Stuck:
+    def release(self) -> None:
+        raise RuntimeError("NIXL_ERR_BACKEND")
+
 
 class TestNixlAgentWithProgressThread(TestNixlAgent):
     """The producer's kind: the whole contract again, with NIXL's thread running beside it."""
