@@ -18,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,21 @@ NAMES = tuple(sorted(path.stem for path in REQUIREMENTS.glob("*.txt")))
 def cache_dir() -> Path:
     """The cache outside the checkout: `HYBRIDPD_CACHE`, or `~/.cache/hybridpd`."""
     return Path(os.environ.get("HYBRIDPD_CACHE") or Path.home() / ".cache" / "hybridpd")
+
+
+def missing_packages(name: str) -> list[str]:
+    """Debian packages that environment `name` needs at run time and this machine lacks.
+
+    torch compiles small kernels when an engine starts, for which it wants a compiler and Python's
+    headers.
+    """
+    missing = []
+    if name == "engine":
+        if shutil.which("g++") is None:
+            missing.append("g++")
+        if not Path(sysconfig.get_path("include"), "Python.h").exists():
+            missing.append("python3-dev")
+    return missing
 
 
 def env_path(name: str) -> Path:
@@ -59,6 +75,7 @@ def _build(name: str, path: Path) -> None:
     started = time.monotonic()
     _say(f"{name}: building {path}")
     shutil.rmtree(path, ignore_errors=True)
+    _apt_install(missing_packages(name))
     _create(path)
     pip = [str(path / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
     pip += ["--disable-pip-version-check", "--no-compile", "--retries", "10"]
@@ -74,12 +91,18 @@ def _create(path: Path) -> None:
     if subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode == 0:
         return
     # Debian ships the venv module without ensurepip in its minimal Python.
-    _say("python3-venv is missing: installing it")
     shutil.rmtree(path, ignore_errors=True)
-    apt_env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for step in (["update", "-qq"], ["install", "-y", "-qq", "python3-venv", "python3-pip"]):
-        subprocess.run(["apt-get", *step], check=True, stdin=subprocess.DEVNULL, env=apt_env)
+    _apt_install(["python3-venv", "python3-pip"])
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+
+def _apt_install(packages: list[str]) -> None:
+    if not packages:
+        return
+    _say(f"installing {', '.join(packages)}")
+    apt_env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for step in (["update", "-qq"], ["install", "-y", "-qq", *packages]):
+        subprocess.run(["apt-get", *step], check=True, stdin=subprocess.DEVNULL, env=apt_env)
 
 
 @contextmanager
