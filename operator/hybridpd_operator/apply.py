@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from hybridpd_operator import drift, names
-from hybridpd_operator.cluster_api import Cluster, NotFoundError, RefusedError
+from hybridpd_operator.cluster_api import (
+    Cluster,
+    ClusterError,
+    ConflictError,
+    NotFoundError,
+    RefusedError,
+)
 from hybridpd_operator.kinds import Manifest, kind_named, kind_of
 from hybridpd_operator.metrics import Metrics
 from hybridpd_operator.observed import Child, Observed, Ref, child_from, controller_uid
@@ -30,16 +36,23 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a pass wrote. ``waiting``: names that are held by objects on their way out."""
+    """What a pass wrote. ``waiting``: names that are held by objects on their way out.
+
+    ``failure`` ended the pass's writes early: the next one goes on from there.
+    """
 
     applied: tuple[Ref, ...] = ()
     removed: tuple[Ref, ...] = ()
     waiting: tuple[Ref, ...] = ()
     troubles: tuple[Trouble, ...] = ()
+    failure: ClusterError | None = None
 
 
 def act(cluster: Cluster, plan: Plan, observed: Observed, metrics: Metrics) -> Outcome:
-    """Remove, then apply. Raises ClusterError for what a later pass may get done."""
+    """Remove, then apply. Raises ClusterError where the server did not answer or was ahead of us.
+
+    A server that answers with an error (a webhook is down) is an outcome: it has to be told.
+    """
     for child in plan.removals:
         _log.info("removing %s %s", child.ref.kind, child.ref.name)
         kind = kind_named(child.ref.kind)
@@ -48,6 +61,7 @@ def act(cluster: Cluster, plan: Plan, observed: Observed, metrics: Metrics) -> O
     applied: list[Ref] = []
     waiting: list[Ref] = []
     troubles: list[Trouble] = []
+    failure: ClusterError | None = None
     for manifest in plan.objects:
         ref = Ref(manifest["kind"], manifest["metadata"]["name"])
         live = observed.child(ref) or _unlabelled(cluster, manifest)
@@ -64,10 +78,17 @@ def act(cluster: Cluster, plan: Plan, observed: Observed, metrics: Metrics) -> O
                 text = f"{ref.kind} {ref.name}: {error.message}"
                 troubles.append(Trouble(APPLY_REFUSED, text))
                 continue
+            except (ConflictError, NotFoundError):
+                raise
+            except ClusterError as error:
+                if not error.status:
+                    raise
+                failure = error
+                break
             metrics.add("hybridpd_operator_writes_total", verb="apply", kind=ref.kind)
             applied.append(ref)
     removed = tuple(child.ref for child in plan.removals)
-    return Outcome(tuple(applied), removed, tuple(waiting), tuple(troubles))
+    return Outcome(tuple(applied), removed, tuple(waiting), tuple(troubles), failure)
 
 
 _WAIT: Final = object()

@@ -27,6 +27,8 @@ _APPLY: Final = "application/apply-patch+yaml"
 _LIST_PAGE_OBJECTS: Final = 500
 #: Statuses that mean "this will never be accepted as it is".
 _REFUSED: Final = frozenset({400, 403, 405, 415, 422})
+#: A field of an applied object that its kind does not have, or of another type: told as HTTP 500.
+_NOT_OF_THE_KIND: Final = "failed to create typed patch object"
 
 
 class _Response(Protocol):
@@ -171,6 +173,6 @@ def _error(what: str, status: int, data: bytes) -> ClusterError:
         return NotFoundError(what, status, message)
     if status == 409:
         return ConflictError(what, status, message)
-    if status in _REFUSED:
+    if status in _REFUSED or message.startswith(_NOT_OF_THE_KIND):
         return RefusedError(what, status, message)
     return ClusterError(what, status, message)

@@ -76,6 +76,9 @@ def _lost_in_mapping(value: Mapping[str, Any], owned: Mapping[str, Any], path: s
         below = f"{path}.{key}" if path else key
         node = owned.get(f"f:{key}")
         if node is None:
+            # The server keeps no owner of a null, nor of a keyed list without items.
+            if item is None or item == []:
+                continue
             return below
         lost = _first_lost(item, node, below) if node else None
         if lost:

@@ -73,9 +73,12 @@ class Reconciler:
             verified=_verified(observed, plan),
             stall=_stall(outcome),
             now=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            failure=outcome.failure,
         )
         after = status.build(done)
         self._write_status(observed, after, done.now)
+        if outcome.failure:
+            raise outcome.failure
         return self._again(observed, outcome, after)
 
     def _due_scraper(self, key: Key, now: datetime) -> Scraper | None:

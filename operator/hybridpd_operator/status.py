@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from hybridpd_operator import names
 from hybridpd_operator.assessment import Assessment
+from hybridpd_operator.cluster_api import ClusterError
 from hybridpd_operator.kinds import Manifest
 from hybridpd_operator.observed import Observed, Pod
 from hybridpd_operator.plan import Plan
@@ -34,6 +35,8 @@ _ROLE_CONDITIONS: Final = {
     names.DECODE: "DecodeReady",
     names.ROUTER: "RouterReady",
 }
+#: Reason of ``Reconciling`` while the API server answers a write with an error of its own.
+RETRYING: Final = "Retrying"
 _SHOWN_PROBLEMS: Final = 16
 _MOST_PROBLEMS: Final = 64
 _MESSAGE_CHARACTERS: Final = 4096
@@ -49,7 +52,10 @@ class Stall:
 
 @dataclass(frozen=True)
 class Pass:
-    """Everything a pass found out. ``plan`` is None when the resource could not be read."""
+    """Everything a pass found out. ``plan`` is None when the resource could not be read.
+
+    ``failure`` is the answer that ended the writes early; they are tried again.
+    """
 
     observed: Observed
     assessment: Assessment
@@ -57,6 +63,7 @@ class Pass:
     verified: Verified | None
     stall: Stall | None
     now: str
+    failure: ClusterError | None = None
 
 
 @dataclass(frozen=True)
@@ -240,6 +247,8 @@ def _stalled(one: Pass) -> _Condition:
 def _reconciling(one: Pass, found: Mapping[str, _Condition]) -> _Condition:
     if found["Stalled"].status == "True" or one.plan is None:
         return _Condition("False", "Stalled", "nothing more is tried until something changes")
+    if one.failure:
+        return _Condition("True", RETRYING, _failed(one, one.failure))
     decision = one.plan.decision
     if decision.phase is not Phase.STARTED:
         return _Condition("True", str(decision.phase), decision.message)
@@ -248,6 +257,16 @@ def _reconciling(one: Pass, found: Mapping[str, _Condition]) -> _Condition:
             message = f"revision {one.plan.revision} is starting: {kind} is not True"
             return _Condition("True", "Starting", message)
     return _Condition("False", "Settled", f"revision {one.plan.revision} is as wanted")
+
+
+def _failed(one: Pass, failure: ClusterError) -> str:
+    """What is tried again. The first answer stays: answers that all differ would never settle."""
+    start = f"{failure.what} failed and is tried again: "
+    before = condition(one.observed.status, "Reconciling") or {}
+    told = str(before.get("message", ""))
+    if before.get("reason") == RETRYING and told.startswith(start):
+        return told
+    return f"{start}HTTP {failure.status}: {failure.message}"[:_MESSAGE_CHARACTERS]
 
 
 def _ready(one: Pass, found: Mapping[str, _Condition]) -> _Condition:

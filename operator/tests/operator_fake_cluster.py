@@ -242,10 +242,15 @@ class FakeCluster:
 def fields_of(value: Any, field: str = "") -> dict[str, Any]:
     """The ``fieldsV1`` set of an applied value."""
     if isinstance(value, Mapping):
-        return {f"f:{key}": fields_of(item, key) for key, item in value.items()}
+        return {f"f:{key}": fields_of(item, key) for key, item in value.items() if _held(item, key)}
     if isinstance(value, list) and field in LIST_KEYS:
         return {_key_text(item, LIST_KEYS[field]): fields_of(item) for item in value}
     return {}
+
+
+def _held(item: Any, field: str) -> bool:
+    """No owner is kept of a null, nor of a keyed list without items."""
+    return item is not None and not (item == [] and field in LIST_KEYS)
 
 
 def _key_text(item: Mapping[str, Any], keys: tuple[str, ...]) -> str:

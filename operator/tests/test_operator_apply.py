@@ -54,6 +54,20 @@ def _leaf_paths(node: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[
     return [leaf for key, below in node.items() for leaf in _leaf_paths(below, (*path, key))]
 
 
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {"prefill": {"podTemplate": {"spec": {"hostAliases": []}}}},
+        {"prefill": {"podTemplate": {"spec": {"containers": [{"name": "side", "env": []}]}}}},
+        {"prefill": {"affinity": {"podAffinity": None}}},
+    ],
+    ids=["an empty list", "an empty list of a sidecar", "a null"],
+)
+def test_what_the_server_keeps_no_owner_of_is_no_drift(patch: dict[str, Any]) -> None:
+    for rendered in render(context(patch)):
+        assert drift.difference(rendered, live_of(rendered)) is None
+
+
 def test_another_rendering_is_new() -> None:
     (service,) = (one for one in OBJECTS if one["metadata"]["name"] == "demo")
     live = live_of(service)

@@ -146,6 +146,16 @@ def test_answers_become_our_errors(
     assert type(caught.value) is error
 
 
+def test_a_field_that_the_kind_does_not_have_is_a_refusal(
+    server: Server, cluster: KubernetesCluster
+) -> None:
+    """The server says 500 to it, and would say so for ever."""
+    text = "failed to create typed patch object (ns/a; apps/v1, Kind=StatefulSet): .spec.foo: no"
+    server.answers = [(500, {"message": text})]
+    with pytest.raises(RefusedError, match=r"\.spec\.foo"):
+        cluster.apply({"kind": "StatefulSet", "metadata": {"name": "a", "namespace": "ns"}})
+
+
 @pytest.mark.parametrize("data", [b"", b"not json", b"[1]"])
 def test_answers_that_are_no_json_are_errors_too(
     server: Server, cluster: KubernetesCluster, data: bytes

@@ -92,6 +92,29 @@ def test_a_write_that_fails_is_made_up_for(world: World, failing_write: int) -> 
     assert world.condition("Ready")[0] == "True"
 
 
+def test_a_server_that_keeps_failing_is_told_and_settles(world: World) -> None:
+    """A webhook that is down: the answers differ in detail, the status is written once."""
+    world.create()
+    serial = iter(range(1000))
+
+    def fail(verb: str, kind: str, name: str) -> ClusterError | None:
+        if verb == "apply" and kind == "StatefulSet":
+            return ClusterError(f"PATCH {name}", 500, f"webhook is down, request {next(serial)}")
+        return None
+
+    world.cluster.fail = fail
+    for _ in range(4):
+        with pytest.raises(ClusterError, match="webhook is down"):
+            world.run()
+    assert world.condition("Reconciling") == ("True", "Retrying")
+    assert "webhook is down, request 0" in world.message("Reconciling")
+    assert world.condition("Ready")[0] == "False"
+    assert [what for _, what, _ in world.cluster.taken_writes()].count("status") == 1
+    world.cluster.fail = lambda verb, kind, name: None
+    world.settle()
+    assert world.condition("Ready")[0] == "True"
+
+
 def test_an_incompatible_pair_starts_nothing_and_says_why(world: World) -> None:
     world.create(TP_1_TO_3)
     world.settle()
