@@ -68,10 +68,25 @@ class Child:
         """True when the service with ``uid`` is the controlling owner."""
         return controller_uid(self.manifest) == uid
 
+    @property
+    def left_behind(self) -> bool:
+        """True for what we applied and nobody owns: its service was deleted without its children.
+
+        The labels alone do not say so: people copy objects with them.
+        """
+        return controller_uid(self.manifest) is None and any(
+            entry.get("manager") == names.FIELD_MANAGER and entry.get("operation") == "Apply"
+            for entry in self.manifest["metadata"].get("managedFields") or ()
+        )
+
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod of the service. ``trouble`` says why it cannot start, "" when it may still."""
+    """One pod of the service. ``trouble`` says why it cannot start, "" when it may still.
+
+    ``gone_by`` is when a deleted pod's grace ends (RFC 3339), "" for one that is not deleted.
+    ``has_owner`` is False for a pod whose workload was deleted without it.
+    """
 
     name: str
     role: str
@@ -80,6 +95,8 @@ class Pod:
     deleting: bool
     ip: str = ""
     trouble: str = ""
+    gone_by: str = ""
+    has_owner: bool = True
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,9 @@ def pod_from(manifest: Manifest) -> Pod:
         deleting="deletionTimestamp" in metadata,
         ip=status.get("podIP", ""),
         trouble=_trouble(status),
+        # The server sets it to the request plus the grace period.
+        gone_by=metadata.get("deletionTimestamp", ""),
+        has_owner=bool(metadata.get("ownerReferences")),
     )
 
 

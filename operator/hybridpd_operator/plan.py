@@ -31,7 +31,9 @@ def make_plan(service: Service, observed: Observed, images: Images, *, may_start
     A blocked service is left as it is, wholly: whatever serves was proven by an earlier spec.
     """
     revision = revision_of(service.spec)
-    owned = [child for child in observed.children if child.owned_by(observed.uid)]
+    owned = [
+        child for child in observed.children if child.owned_by(observed.uid) or child.left_behind
+    ]
     decision = rollout.decide(
         service.spec.rollout.strategy,
         revision,

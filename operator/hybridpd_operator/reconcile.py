@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from hybridpd_operator import names, status, transitions
+from hybridpd_operator import leftovers, names, status, transitions
 from hybridpd_operator.apply import Outcome, act
 from hybridpd_operator.assessment import Assessment
 from hybridpd_operator.cluster_api import Cluster, ClusterError, NotFoundError
@@ -71,7 +71,7 @@ class Reconciler:
             assessment=assessment,
             plan=plan,
             verified=_verified(observed, plan),
-            stall=_stall(outcome),
+            stall=_stall(outcome) or leftovers.stall(observed, plan, now),
             now=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
             failure=outcome.failure,
         )

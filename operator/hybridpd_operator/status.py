@@ -35,6 +35,7 @@ _ROLE_CONDITIONS: Final = {
     names.DECODE: "DecodeReady",
     names.ROUTER: "RouterReady",
 }
+SCALED_TO_ZERO: Final = "ScaledToZero"
 #: Reason of ``Reconciling`` while the API server answers a write with an error of its own.
 RETRYING: Final = "Retrying"
 _SHOWN_PROBLEMS: Final = 16
@@ -219,7 +220,11 @@ def _role(one: Pass, role: str, count: RoleCount) -> _Condition:
     if count.is_ready:
         return _Condition("True", "AllReady", message)
     if count.desired == 0:
-        return _Condition("False", "ScaledToZero", f"spec.{role}.replicas is 0")
+        return _Condition("False", SCALED_TO_ZERO, f"spec.{role}.replicas is 0")
+    service = one.assessment.service
+    if role == names.ROUTER and service and not service.spec.decode.replicas:
+        # It turns ready with the engines it finds.
+        return _Condition("False", SCALED_TO_ZERO, f"{message}; there are no engines")
     if count.trouble:
         word = count.trouble.partition(": ")[2].split()[0].strip(":")
         return _Condition("False", word, f"{message}; {count.trouble}")
@@ -253,7 +258,7 @@ def _reconciling(one: Pass, found: Mapping[str, _Condition]) -> _Condition:
     if decision.phase is not Phase.STARTED:
         return _Condition("True", str(decision.phase), decision.message)
     for kind in _ROLE_CONDITIONS.values():
-        if found[kind].status != "True" and found[kind].reason != "ScaledToZero":
+        if found[kind].status != "True" and found[kind].reason != SCALED_TO_ZERO:
             message = f"revision {one.plan.revision} is starting: {kind} is not True"
             return _Condition("True", "Starting", message)
     return _Condition("False", "Settled", f"revision {one.plan.revision} is as wanted")

@@ -17,6 +17,9 @@ from hybridpd_operator.manifests.merge import MERGE_KEYS
 
 Slot = tuple[str, str, str]
 
+#: When the grace period of a pod that is deleted here ends: after every test.
+GRACE_ENDS = "2026-02-01T00:00:00Z"
+
 #: Lists that the API keys item by item, as far as our objects use them.
 LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     **{field: keys for field, keys in MERGE_KEYS.items() if field != "tolerations"},
@@ -123,7 +126,7 @@ class FakeCluster:
         """Delete one object; what it owns follows, pods only begin to end."""
         live = self.objects[(kind.name, namespace, name)]
         if kind is kinds.POD:
-            live["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            live["metadata"]["deletionTimestamp"] = GRACE_ENDS
             return
         del self.objects[(kind.name, namespace, name)]
         if not cascade:

@@ -236,8 +236,9 @@ def test_the_time_of_a_condition_moves_only_with_its_status(world: World) -> Non
 
 def test_scaled_to_zero_is_settled_and_not_ready(world: World) -> None:
     world.create({"prefill": {"replicas": 0}, "decode": {"replicas": 0}})
-    world.settle()
+    world.settle(ready=False)  # a router without engines is not ready
     assert world.condition("Ready") == ("False", "ScaledToZero")
+    assert world.condition("Reconciling") == ("False", "Settled")
     assert world.condition("PrefillReady") == ("False", "ScaledToZero")
 
 

@@ -1,6 +1,6 @@
 """Passes among the objects, edits and pods of others: what is put back, left alone, waited for."""
 
-from operator_fake_cluster import FakeCluster
+from operator_fake_cluster import FakeCluster, clone
 from operator_world import KEY, World, resource
 
 from hybridpd_operator import kinds, names
@@ -112,6 +112,33 @@ def test_children_left_by_an_orphaning_delete_are_adopted(world: World) -> None:
     assert world.condition("Ready")[0] == "True"
     (owner,) = world.child(kinds.SERVICE, "demo")["metadata"]["ownerReferences"]
     assert owner["uid"] == "uid-after"
+
+
+def test_another_revision_left_by_an_orphaning_delete_is_replaced(world: World) -> None:
+    world.create(uid="uid-before")
+    world.settle()
+    old = world.status["revision"]
+    del world.cluster.objects[(names.KIND, *KEY)]
+    for one in world.cluster.objects.values():
+        if one["kind"] != "Pod":
+            one["metadata"].pop("ownerReferences", None)
+    world.create({"engine": {"extraArgs": ["--max-num-seqs", "16"]}}, uid="uid-after")
+    world.settle()
+    assert world.condition("Ready")[0] == "True"
+    assert world.status["revision"] != old
+    assert f"demo-prefill-{old}" not in world.cluster.names_of(kinds.STATEFULSET)
+
+
+def test_a_copy_that_somebody_made_of_a_child_is_not_deleted(world: World) -> None:
+    world.create()
+    world.settle()
+    copy = clone(world.child(kinds.SERVICE, "demo"))
+    for field in ("ownerReferences", "managedFields", "uid"):
+        del copy["metadata"][field]
+    copy["metadata"]["name"] = "copy-of-demo"
+    world.cluster.put(copy)
+    world.settle()
+    assert "copy-of-demo" in world.cluster.names_of(kinds.SERVICE)
 
 
 def test_an_object_the_server_refuses_stalls_and_the_rest_is_applied(world: World) -> None:

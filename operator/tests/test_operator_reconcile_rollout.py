@@ -78,6 +78,44 @@ def test_engines_stay_while_the_old_router_ends(world: World) -> None:
     assert world.cluster.names_of(kinds.STATEFULSET) == [], "pods are still terminating"
 
 
+def test_a_pod_that_will_not_end_is_named(world: World) -> None:
+    """Its node is dead: the kubelet never says that the pod is gone."""
+    world.create()
+    world.settle()
+    old = world.status["revision"]
+    world.edit({"engine": {"extraArgs": ["--max-num-seqs", "16"]}})
+    world.run()
+    world.cluster.finish_pods()
+    world.run()
+    world.run()
+    assert world.condition("Reconciling") == ("True", "StoppingOldEngines"), "it has time yet"
+    world.child(kinds.POD, f"demo-decode-{old}-0")["metadata"]["deletionTimestamp"] = (
+        "2026-01-01T00:00:00Z"
+    )
+    world.run()
+    assert world.condition("Stalled") == ("True", "PodsOfOldRevisionStuck")
+    assert f"pod demo-decode-{old}-0" in world.message("Stalled")
+    assert "demo-prefill" not in world.message("Stalled")
+    assert world.cluster.names_of(kinds.STATEFULSET) == []
+    world.cluster.finish_pods()
+    world.settle()
+    assert world.condition("Ready")[0] == "True"
+    assert world.condition("Stalled")[0] == "False"
+
+
+def test_a_pod_whose_statefulset_was_deleted_without_it_is_named(world: World) -> None:
+    world.create()
+    world.settle()
+    old = world.status["revision"]
+    del world.child(kinds.POD, f"demo-decode-{old}-0")["metadata"]["ownerReferences"]
+    world.edit({"engine": {"extraArgs": ["--max-num-seqs", "16"]}})
+    for _ in range(4):
+        world.run()
+        world.cluster.finish_pods()
+    assert world.condition("Stalled") == ("True", "PodsOfOldRevisionStuck")
+    assert f"pod demo-decode-{old}-0, which nothing owns" in world.message("Stalled")
+
+
 def test_an_edit_taken_back_half_way_keeps_what_is_left(world: World) -> None:
     world.create()
     world.settle()
