@@ -41,8 +41,9 @@ class EnginePool:
     """Engines by name. Asking for several starts the missing ones together; the least recently
     used make room."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, report):
         self._directory = directory
+        self._report = report
         self._nursery = Nursery(engine_python(), base_environment())
         self._alive: OrderedDict[str, Engine] = OrderedDict()
 
@@ -105,7 +106,10 @@ class EnginePool:
         for spec in specs:
             engine = self._alive[spec.name]
             try:
-                engine.wait_ready() if spec in missing else engine.check_alive()
+                if spec in missing:
+                    seconds = engine.wait_ready()
+                    self._report(f"engine {engine.describe()}: ready after {seconds:.0f} s")
+                engine.check_alive()
             except EngineFailedError:
                 stop_all([self._alive.pop(spec.name)])
                 raise
@@ -123,8 +127,15 @@ class EnginePool:
 
 
 @pytest.fixture(scope="session")
-def pool(tmp_path_factory):
-    pool = EnginePool(tmp_path_factory.mktemp("engines"))
+def pool(request, tmp_path_factory):
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def report(line):
+        """A line for who watches, also when pytest captures output."""
+        with capture.global_and_fixture_disabled():
+            print(f"\n{line}", flush=True)
+
+    pool = EnginePool(tmp_path_factory.mktemp("engines"), report)
     try:
         yield pool
     finally:
@@ -140,4 +151,17 @@ def nemotron(pool):
 @pytest.fixture
 def brief(pool):
     """The same D behind a P whose leases end soon when nobody renews them."""
-    return Pair(*pool.engines("nemotron-h", "b1", "d1"))
+    return acquainted(Pair(*pool.engines("nemotron-h", "b1", "d1")))
+
+
+@pytest.fixture
+def brief_queue(pool):
+    """A P with brief leases; a D that recomputes what it cannot load, one request at a time."""
+    return acquainted(Pair(*pool.engines("nemotron-h", "b1", "r1")))
+
+
+def acquainted(pair):
+    """A pair that has met: D can renew a lease only after the first handshake, which may take
+    seconds on busy cores, and the leases here are shorter than any real one."""
+    pair.complete([5, 6, 7], 2)
+    return pair

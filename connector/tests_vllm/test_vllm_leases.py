@@ -8,7 +8,6 @@ import pytest
 from hybridpd_testkit.expectations import MAX_TOKENS, random_prompt
 from hybridpd_testkit.pd_client import (
     OpenRequest,
-    Pair,
     complete,
     evidence,
     leases_held,
@@ -20,12 +19,6 @@ from hybridpd_testkit.processes import HttpError
 STEP_SECONDS = 25.0
 PROMPT = random_prompt(200, 55)
 EXPIRED = "hybridpd_leases_expired_total"
-
-
-@pytest.fixture
-def pair(pool):
-    """P and a D that runs one request at a time, so that a second one queues."""
-    return Pair(*pool.engines("nemotron-h", "b1", "r1"))
 
 
 def lease_seconds(engine):
@@ -60,24 +53,25 @@ def check_loaded_late(pair, during):
     assert pair.prefill.metrics().since(before_p).total(EXPIRED) == 0
 
 
-def test_vllm_leases_last_while_d_queues_the_request(pair):
+def test_vllm_leases_last_while_d_queues_the_request(brief_queue):
     """D has no room for three leases; P keeps the blocks and the answer is right."""
-    check_loaded_late(pair, lambda: time.sleep(3 * lease_seconds(pair.prefill) + 1))
+    wait = 3 * lease_seconds(brief_queue.prefill) + 1
+    check_loaded_late(brief_queue, lambda: time.sleep(wait))
 
 
-def test_vllm_leases_last_through_a_p_step_of_25_seconds(pool, pair):
+def test_vllm_leases_last_through_a_p_step_of_25_seconds(pool, brief_queue):
     """P cannot look at its messages for four leases, and reads them before it expires anything."""
-    orders = pool.orders(pair.prefill)
+    orders = pool.orders(brief_queue.prefill)
 
     def stall():
         orders.stall(STEP_SECONDS)
         wait_until(lambda: orders.stall_taken, "P's step has begun")
         time.sleep(STEP_SECONDS)
 
-    check_loaded_late(pair, stall)
+    check_loaded_late(brief_queue, stall)
 
 
-def test_vllm_leases_expire_without_a_reader_and_late_readers_fail(brief, pair):
+def test_vllm_leases_expire_without_a_reader_and_late_readers_fail(brief, brief_queue):
     """Nobody asks: P frees the blocks. Who comes later gets an error, never another's state."""
     before = brief.prefill.metrics()
     params = brief.prefill_only(PROMPT)
@@ -92,5 +86,5 @@ def test_vllm_leases_expire_without_a_reader_and_late_readers_fail(brief, pair):
         brief.decode_only(PROMPT, params, MAX_TOKENS)
     assert evidence(brief.decode.metrics().since(before_d)).failures == 1
     expected = complete(brief.prefill, PROMPT, MAX_TOKENS).tokens
-    assert pair.decode_only(PROMPT, params, MAX_TOKENS).tokens == expected
-    require_nothing_left(brief.prefill, brief.decode, pair.decode)
+    assert brief_queue.decode_only(PROMPT, params, MAX_TOKENS).tokens == expected
+    require_nothing_left(brief.prefill, brief.decode, brief_queue.decode)

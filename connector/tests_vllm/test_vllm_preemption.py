@@ -7,7 +7,7 @@ from hybridpd_testkit.pd_client import Pair, complete, evidence, require_nothing
 # tokens later it needs a second page, which six such requests cannot all have.
 IN_FLIGHT = 6
 PROMPT_TOKENS = 120
-MAX_TOKENS = 24
+MAX_TOKENS = 64
 
 
 def test_vllm_preemption_after_the_load(pool):

@@ -19,12 +19,6 @@ IN_FLIGHT = 16
 GREEDY_SAMPLES = {"temperature": 1.0, "top_k": 1}
 
 
-@pytest.fixture
-def recomputing(pool):
-    """P, with brief leases, and a D that recomputes what it cannot load."""
-    return Pair(*pool.engines("nemotron-h", "b1", "r1"))
-
-
 def two_prompts():
     return random_prompt(140, 71), random_prompt(140, 72)
 
@@ -69,16 +63,16 @@ def test_vllm_requests_two_prompts_in_one_call_never_swap_states(brief):
     require_nothing_left(brief.prefill, brief.decode)
 
 
-def test_vllm_requests_two_prompts_in_one_call_recomputed(recomputing):
+def test_vllm_requests_two_prompts_in_one_call_recomputed(brief_queue):
     """With policy ``recompute`` the same call is answered, both prompts right."""
     prompts = list(two_prompts())
-    expected = [complete(recomputing.prefill, prompt, MAX_TOKENS).tokens for prompt in prompts]
+    expected = [complete(brief_queue.prefill, prompt, MAX_TOKENS).tokens for prompt in prompts]
     answer, counted = measured(
-        recomputing.decode, lambda: recomputing.complete(prompts, MAX_TOKENS)
+        brief_queue.decode, lambda: brief_queue.complete(prompts, MAX_TOKENS)
     )
     assert [choice.tokens for choice in answer.choices] == expected
     assert (counted.loads, counted.failures, counted.recomputed) == (1, 1, 1)
-    require_nothing_left(recomputing.prefill, recomputing.decode)
+    require_nothing_left(brief_queue.prefill, brief_queue.decode)
 
 
 def test_vllm_requests_two_samples_of_one_prompt(brief):
@@ -109,13 +103,13 @@ def test_vllm_requests_state_is_gone_after_the_last_reader(nemotron):
     require_nothing_left(nemotron.prefill, nemotron.decode)
 
 
-def test_vllm_requests_abandoned_in_d_queue_frees_p(recomputing):
+def test_vllm_requests_abandoned_in_d_queue_frees_p(brief_queue):
     """A request that dies in D's queue, before any block, gives P's blocks back at once."""
     prompt, _ = two_prompts()
-    decode = recomputing.decode
+    decode = brief_queue.decode
     blocker = OpenRequest(decode, [9, 8, 7], 1900)
-    params = recomputing.prefill_only(prompt)
-    before = recomputing.prefill.metrics()
+    params = brief_queue.prefill_only(prompt)
+    before = brief_queue.prefill.metrics()
     request = OpenRequest(decode, prompt, MAX_TOKENS, kv_transfer_params=params)
     wait_until(
         lambda: decode.metrics().total("vllm:num_requests_waiting") > 0, "the request queues"
@@ -123,13 +117,13 @@ def test_vllm_requests_abandoned_in_d_queue_frees_p(recomputing):
     request.abandon()
     wait_until(
         lambda: (
-            recomputing.prefill.metrics().since(before).total("hybridpd_leases_released_total") == 1
+            brief_queue.prefill.metrics().since(before).total("hybridpd_leases_released_total") == 1
         ),
         "D has released it",
     )
     blocker.abandon()
-    require_nothing_left(recomputing.prefill, decode)
-    growth = recomputing.prefill.metrics().since(before)
+    require_nothing_left(brief_queue.prefill, decode)
+    growth = brief_queue.prefill.metrics().since(before)
     assert growth.total("hybridpd_leases_expired_total") == 0
 
 

@@ -187,13 +187,12 @@ class Engine:
         self._started = time.monotonic()
 
     def wait_ready(self, timeout_seconds: float = START_SECONDS) -> float:
-        """Wait until /health answers; seconds since the start. Prints one line when ready."""
+        """Wait until /health answers; seconds since the start."""
         while True:
             self.check_alive()
             seconds = time.monotonic() - self._started
             with contextlib.suppress(OSError, HttpError):
                 http_get(f"{self.url}/health", 2.0)
-                print(f"engine {self.describe()}: ready after {seconds:.0f} s", flush=True)
                 return seconds
             if seconds > timeout_seconds:
                 raise self._failed(f"not ready after {timeout_seconds:.0f} s")

@@ -1,0 +1,116 @@
+"""The test tools themselves: checkpoints, tokenizer, metrics, processes."""
+
+import functools
+import subprocess
+import sys
+
+import pytest
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from hybridpd_testkit.checkpoint_families import FAMILIES, VOCABULARY_SIZE
+from hybridpd_testkit.checkpoints import write_checkpoint
+from hybridpd_testkit.engines import base_environment
+from hybridpd_testkit.expectations import ideal_bytes
+from hybridpd_testkit.metrics import parse_metrics
+from hybridpd_testkit.processes import end_sessions, log_tail, session_members
+from hybridpd_testkit.tokenizer import SPECIAL_TOKENS, tokenizer_documents
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vllm_kit_checkpoints_are_the_same_bytes_again(tmp_path, family):
+    first = write_checkpoint(family, tmp_path / "first")
+    second = write_checkpoint(family, tmp_path / "second")
+    other = write_checkpoint(family, tmp_path / "other", seed=99)
+    names = sorted(path.name for path in first.iterdir())
+    assert names == sorted(
+        ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    )
+    for name in names:
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+        assert (first / name).stat().st_mode & 0o777 == 0o644
+    weights = "model.safetensors"
+    assert (first / weights).read_bytes() != (other / weights).read_bytes()
+
+
+def test_vllm_kit_special_tokens_never_win(tmp_path):
+    path = write_checkpoint("llama", tmp_path) / "model.safetensors"
+    with safe_open(path, "numpy") as tensors:
+        head = tensors.get_tensor("lm_head.weight")
+    assert not head[: len(SPECIAL_TOKENS)].any()
+    assert head[len(SPECIAL_TOKENS) :].any(axis=1).all()
+
+
+def test_vllm_kit_tokenizer_round_trip(tmp_path):
+    path = write_checkpoint("llama", tmp_path) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    assert tokenizer.get_vocab_size() == VOCABULARY_SIZE
+    text = "The quick brown fox bako 12!\nnext line"
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids) == text
+    assert len(ids) < len(text)
+    ordinary = range(len(SPECIAL_TOKENS), VOCABULARY_SIZE)
+    assert all(tokenizer.decode([index]).isprintable() or index == 4 for index in ordinary)
+
+
+def test_vllm_kit_tokenizer_too_small():
+    with pytest.raises(ValueError, match=r"vocabulary_size: expected 100 or more, got 50"):
+        tokenizer_documents(50, 100)
+
+
+def test_vllm_kit_command_line(tmp_path):
+    module = "hybridpd_testkit.checkpoints"
+    command = [sys.executable, "-m", module, "--family", "llama", "--out", str(tmp_path / "x")]
+    run = functools.partial(
+        subprocess.run, env=base_environment(), check=True, capture_output=True, text=True
+    )
+    assert run(command).stdout.strip() == str(tmp_path / "x")
+    assert (tmp_path / "x" / "config.json").exists()
+    assert "example:" in run([*command[:3], "--help"]).stdout
+
+
+def test_vllm_kit_metrics_growth():
+    before = parse_metrics('a_total{k="x",e="0"} 1\na_total{k="y",e="0"} 5\n')
+    after = parse_metrics('a_total{k="x",e="0"} 4\na_total{k="y",e="0"} 5\nb{e="0"} 2\n')
+    growth = after.since(before)
+    assert growth.total("a_total") == 3
+    assert growth.total("a_total", k="y") == 0
+    assert growth.total("b", e="0") == 2
+    assert growth.total("missing") == 0
+
+
+def test_vllm_kit_ideal_bytes():
+    """Two ranks; per rank one state layer of 30 + 40 bytes and two attention layers."""
+    state = {"kind": "state", "layers": ["s"], "shapes": [[5, 3], [4, 5]], "item_bytes": [2, 2]}
+    attention = {
+        "kind": "attention",
+        "layers": ["a", "b"],
+        "kv_heads": 1,
+        "head_dim": 8,
+        "item_bytes": 4,
+    }
+    report = {"groups": [state, attention]}
+    # 17 tokens: K in two runs of 16 tokens, V as it is; 32 bytes per token and head.
+    assert ideal_bytes([report, report], 17) == 2 * (30 + 40 + 2 * (32 + 17) * 32)
+    assert ideal_bytes([report], 0) == 0
+
+
+def test_vllm_kit_a_session_ends_with_its_grandchildren():
+    """A child that ignores SIGTERM and has left its parent is ended too."""
+    script = "trap '' TERM; (trap '' TERM; sleep 60) & sleep 60"
+    leader = subprocess.Popen(["sh", "-c", script], start_new_session=True)
+    while len(list(session_members(leader.pid))) < 3:
+        assert leader.poll() is None
+    end_sessions([leader], grace_seconds=0.1)
+    assert list(session_members(leader.pid)) == []
+    assert leader.wait() != 0
+
+
+def test_vllm_kit_log_tail_names_the_error(tmp_path):
+    log = tmp_path / "log"
+    lines = ["start", "ValueError: the cause", *(f"line {index}" for index in range(100))]
+    log.write_text("\n".join(lines))
+    tail = log_tail(log)
+    assert "ValueError: the cause" in tail
+    assert tail.endswith("line 99")
+    assert "line 10\n" not in tail
