@@ -128,7 +128,7 @@ def _config_json(data: object, where: str, key: str) -> tuple[Mapping[str, Any] 
         return None, f"{where}: expected text, got nothing"
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, f"{where}: expected JSON, got {error}"
     if not isinstance(config, Mapping):
         return None, f"{where}: expected a JSON object, got {type(config).__name__}"

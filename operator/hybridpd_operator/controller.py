@@ -131,4 +131,8 @@ class Controller:
             except ClusterError as error:
                 _log.warning("resync failed: %s", error)
                 delay = min(delay, _RESYNC_RETRY_SECONDS)
+            except Exception:
+                # Nobody would notice its end before the liveness probe does.
+                _log.exception("resync failed")
+                delay = min(delay, _RESYNC_RETRY_SECONDS)
             await asyncio.sleep(delay)

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 import yaml
 
 from hybridpd_operator.errors import DocumentError
+from hybridpd_operator.names import KIND
 
 
 def read(path: str, standard_input: TextIO) -> list[Mapping[str, Any]]:
@@ -21,9 +22,11 @@ def read(path: str, standard_input: TextIO) -> list[Mapping[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise DocumentError(path, "a readable text file", str(error)) from error
     try:
-        found = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
+        found = [_plain(one) for one in yaml.load_all(text, _Loader) if one is not None]
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         raise DocumentError(path, "YAML or JSON", " ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise DocumentError(path, "YAML or JSON", "lists or objects nested too deeply") from error
     documents: list[Mapping[str, Any]] = []
     for document in found:
         if not isinstance(document, Mapping):
@@ -32,9 +35,24 @@ def read(path: str, standard_input: TextIO) -> list[Mapping[str, Any]]:
     return documents
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads 2026-01-31 as text, as the API server does; JSON has no dates."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _plain(document: Any) -> Any:
+    """The document as JSON has it: keys are text. Raises ValueError or TypeError for other data."""
+    return json.loads(json.dumps(document))
+
+
 def _opened(document: Mapping[str, Any], path: str) -> list[Mapping[str, Any]]:
     items = document.get("items")
-    if document.get("kind") != "List" or not isinstance(items, list):
+    if document.get("kind") not in ("List", f"{KIND}List") or not isinstance(items, list):
         return [document]
     if not all(isinstance(item, Mapping) for item in items):
         raise DocumentError(path, "objects in a List", "something else")

@@ -54,6 +54,8 @@ _NUMBER_FLAGS: Mapping[str, str] = {
     "num-gpu-blocks-override": "num_blocks",
     "spec-tokens": "spec_tokens",
 }
+#: Longer numbers fit no field of a status, and no machine.
+_MOST_DIGITS = 12
 _JSON_FLAGS = ("speculative-config", "hf-overrides")
 #: Typed fields that a geometry flag would set a second time.
 _TYPED: Mapping[str, str] = {
@@ -153,7 +155,7 @@ def _one_value(flag: Flag, what: str) -> str:
 
 def _number(flag: Flag) -> int:
     text = _one_value(flag, "a whole number")
-    if not text.isascii() or not text.isdecimal():
+    if not text.isascii() or not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise FlagError(flag.path, f"a whole number after --{flag.name}", repr(text))
     return int(text)
 

@@ -73,7 +73,7 @@ def _model_config(
         return None, f"expected key {key!r} in ConfigMap {name!r}, got {sorted(data)}"
     try:
         config = json.loads(data[key])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, f"expected JSON in ConfigMap {name!r} at {key!r}, got {error}"
     if not isinstance(config, dict):
         return None, f"expected a JSON object in ConfigMap {name!r} at {key!r}"

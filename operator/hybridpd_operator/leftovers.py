@@ -6,7 +6,6 @@ pods are named.
 """
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
 from typing import Final
 
 from hybridpd_operator.observed import Observed, Pod
@@ -15,18 +14,16 @@ from hybridpd_operator.rollout import Phase
 from hybridpd_operator.status import Stall
 
 STUCK_PODS: Final = "PodsOfOldRevisionStuck"
-#: What kubelet and API server may take to finish a pod whose grace period is over.
-MARGIN: Final = timedelta(seconds=60)
 _NAMED: Final = 5
 _STOPPING: Final = (Phase.STOPPING_ROUTER, Phase.STOPPING_ENGINES)
 
 
-def stall(observed: Observed, plan: Plan | None, now: datetime) -> Stall | None:
+def stall(observed: Observed, plan: Plan | None, overdue_since: str) -> Stall | None:
     """Which pods of old revisions keep ``plan`` from going on, and what to do; None: it goes on."""
     if plan is None or plan.decision.phase not in _STOPPING:
         return None
     old = [pod for pod in observed.pods if pod.revision and pod.revision != plan.revision]
-    told = list(_told(old, now))
+    told = list(_told(old, overdue_since))
     if not told:
         return None
     more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
@@ -36,14 +33,9 @@ def stall(observed: Observed, plan: Plan | None, now: datetime) -> Stall | None:
     )
 
 
-def is_overdue(pod: Pod, now: datetime) -> bool:
-    """True when a deleted pod should have been gone for a while."""
-    return bool(pod.gone_by) and now > datetime.fromisoformat(pod.gone_by) + MARGIN
-
-
-def _told(pods: list[Pod], now: datetime) -> Iterator[str]:
+def _told(pods: list[Pod], overdue_since: str) -> Iterator[str]:
     for pod in sorted(pods, key=lambda one: one.name):
-        if is_overdue(pod, now):
+        if pod.is_overdue(overdue_since):
             yield (
                 f"pod {pod.name}, which should have ended by {pod.gone_by}: see to its node and "
                 "finalizers, or delete it by force"

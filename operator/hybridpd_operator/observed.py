@@ -98,6 +98,10 @@ class Pod:
     gone_by: str = ""
     has_owner: bool = True
 
+    def is_overdue(self, since: str) -> bool:
+        """True for a deleted pod whose grace ended before ``since`` (as ``gone_by`` is written)."""
+        return "" < self.gone_by < since
+
 
 @dataclass(frozen=True)
 class EngineSample:

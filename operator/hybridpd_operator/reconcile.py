@@ -7,7 +7,7 @@ waits for anything; a pass over an unchanged world writes nothing.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from hybridpd_operator import leftovers, names, status, transitions
@@ -32,6 +32,8 @@ _log: Final = logging.getLogger(__name__)
 CHANGING_SECONDS: Final = 15.0
 #: Seconds until a name is tried again that an object on its way out still holds.
 WAITING_SECONDS: Final = 2.0
+#: What kubelet and API server may take to finish a pod whose grace period is over.
+OVERDUE: Final = timedelta(seconds=60)
 _NO_ENGINE_IMAGE: Final = Problem(
     INVALID_FIELD,
     "spec.engine.image",
@@ -66,14 +68,16 @@ class Reconciler:
         assessment = self._assess(observed)
         plan = self._plan(assessment, observed)
         outcome = act(self.cluster, plan, observed, self.metrics) if plan else Outcome()
+        overdue_since = _written(now - OVERDUE)
         done = status.Pass(
             observed=observed,
             assessment=assessment,
             plan=plan,
             verified=_verified(observed, plan),
-            stall=_stall(outcome) or leftovers.stall(observed, plan, now),
-            now=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            stall=_stall(outcome) or leftovers.stall(observed, plan, overdue_since),
+            now=_written(now),
             failure=outcome.failure,
+            overdue_since=overdue_since,
         )
         after = status.build(done)
         self._write_status(observed, after, done.now)
@@ -145,6 +149,11 @@ class Reconciler:
         if _is(after, "PrefillReady") or _is(after, "DecodeReady"):
             return float(self.settings.verify_seconds)
         return None
+
+
+def _written(time: datetime) -> str:
+    """A time as the API server writes it; later ones sort behind earlier ones."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _is(after: Mapping[str, Any], kind: str) -> bool:

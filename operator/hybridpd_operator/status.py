@@ -55,7 +55,8 @@ class Stall:
 class Pass:
     """Everything a pass found out. ``plan`` is None when the resource could not be read.
 
-    ``failure`` is the answer that ended the writes early; they are tried again.
+    ``failure`` is the answer that ended the writes early; they are tried again. Pods whose grace
+    ended before ``overdue_since`` will not go by themselves.
     """
 
     observed: Observed
@@ -65,6 +66,7 @@ class Pass:
     stall: Stall | None
     now: str
     failure: ClusterError | None = None
+    overdue_since: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,23 +162,26 @@ def _counts(one: Pass, revision: str) -> dict[str, RoleCount]:
         names.ROUTER: spec.router.replicas if spec.router.is_rendered else None,
     }
     return {
-        role: _count(desired, _pods(one.observed, role, revision))
+        role: _count(desired, _pods(one.observed, role, revision), one.overdue_since)
         for role, desired in wanted.items()
     }
 
 
 def _pods(observed: Observed, role: str, revision: str) -> list[Pod]:
-    return [
-        pod
-        for pod in observed.pods
-        if pod.role == role and pod.revision == revision and not pod.deleting
+    return [pod for pod in observed.pods if pod.role == role and pod.revision == revision]
+
+
+def _count(desired: int | None, pods: list[Pod], overdue_since: str) -> RoleCount:
+    staying = [pod for pod in pods if not pod.deleting]
+    # A StatefulSet makes no other pod of a name before the old one is gone.
+    stuck = [
+        (pod.name, f"StuckTerminating: it should have ended by {pod.gone_by}")
+        for pod in pods
+        if pod.is_overdue(overdue_since)
     ]
-
-
-def _count(desired: int | None, pods: list[Pod]) -> RoleCount:
-    troubled = sorted((pod.name, pod.trouble) for pod in pods if pod.trouble)
+    troubled = sorted([*((pod.name, pod.trouble) for pod in staying if pod.trouble), *stuck])
     trouble = f"{troubled[0][0]}: {troubled[0][1]}" if troubled else ""
-    return RoleCount(desired, len(pods), sum(pod.ready for pod in pods), trouble)
+    return RoleCount(desired, len(staying), sum(pod.ready for pod in staying), trouble)
 
 
 def _conditions(one: Pass, counts: Mapping[str, RoleCount]) -> dict[str, _Condition]:

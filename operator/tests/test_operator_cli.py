@@ -152,6 +152,46 @@ def test_bad_input_is_told_on_standard_error(
     assert expected in err
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["a: " + "[" * 3000, "a: " + "9" * 5000, "a: !!binary aGk=", "a: !!set {b}"],
+    ids=["nested", "a huge number", "bytes", "a set"],
+)
+def test_what_is_not_json_is_bad_input(
+    text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "input.yaml"
+    path.write_text(text, encoding="utf-8")
+    code, out, err = run(capsys, path)
+    assert (code, out) == (cli.EXIT_BAD_INPUT, "")
+    assert "expected YAML or JSON" in err
+
+
+def test_dates_and_numbers_as_keys_are_text(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As the API server reads the same file."""
+    text = (ROOT / "docs" / "examples" / "nemotron-3-nano.yaml").read_text("utf-8")
+    service = yaml.safe_load(text)
+    annotations = "{built: 2026-01-31, 7: seven}"
+    service["spec"]["prefill"]["podTemplate"] = {"metadata": {"annotations": "PLACE"}}
+    path = tmp_path / "input.yaml"
+    path.write_text(yaml.safe_dump(service).replace("PLACE", annotations), encoding="utf-8")
+    code, out, _ = run(capsys, path, "-o", "json")
+    assert code == cli.EXIT_COMPATIBLE
+    assert '"built": "2026-01-31"' in out
+    assert '"7": "seven"' in out
+
+
+def test_what_kubectl_calls_a_list_of_services_is_opened(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    service = json.dumps(yaml.safe_load((INPUTS / "unknown.yaml").read_text("utf-8")))
+    path = tmp_path / "input.json"
+    path.write_text(f'{{"kind": "HybridPDServiceList", "items": [{service}]}}', encoding="utf-8")
+    assert run(capsys, path)[0] == cli.EXIT_UNKNOWN
+
+
 def test_a_missing_file_is_bad_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = run(capsys, tmp_path / "nothing.yaml")
     assert code == cli.EXIT_BAD_INPUT

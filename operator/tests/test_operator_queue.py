@@ -165,6 +165,29 @@ def test_any_failure_of_a_pass_is_retried_and_counted() -> None:
     asyncio.run(scenario())
 
 
+def test_a_defect_does_not_end_the_resync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridpd_operator.controller._RESYNC_RETRY_SECONDS", 0.0)
+    answers: list[Any] = [RuntimeError("a defect"), [(A, 1)]]
+
+    def list_services() -> list[tuple[Key, int]]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        found: list[tuple[Key, int]] = answer
+        return found
+
+    async def scenario() -> None:
+        runs, freshness = Runs(), Freshness(resync_seconds=1000.0, started=0.0)
+        queue = WorkQueue(jitter=lambda: 0.0)
+        controller = Controller(queue, runs, list_services, freshness, Metrics(), workers=1)
+        controller.start()
+        await until(lambda: runs.keys == [A])
+        await controller.stop()
+        assert freshness.is_ready
+
+    asyncio.run(scenario())
+
+
 def test_a_failed_resync_does_not_make_the_process_ready() -> None:
     async def scenario() -> None:
         controller, freshness = controller_of(Runs(), ClusterError("LIST", 0, "down"))

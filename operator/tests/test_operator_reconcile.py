@@ -4,10 +4,12 @@ Left out: what only a real API server does (defaults, field owners of every list
 tests run the same transitions there.
 """
 
+import json
+
 import pytest
 from operator_world import KEY, World
 
-from hybridpd_operator import kinds, names
+from hybridpd_operator import catalogue, kinds, names
 from hybridpd_operator.cluster_api import ClusterError
 from hybridpd_operator.observed import EngineSample
 from hybridpd_operator.settings import Images
@@ -149,6 +151,28 @@ def test_a_named_config_map_has_to_be_there(world: World) -> None:
     assert again is not None, "ConfigMaps are not watched"
 
 
+def test_a_config_map_that_was_missing_starts_the_pair_once_it_is_there(world: World) -> None:
+    world.create({"model": {"id": "a/b", "config": {"configMap": {"name": "facts"}}}})
+    world.run()
+    config = catalogue.config_of("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    facts = {"config.json": json.dumps(config)}
+    world.cluster.put(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "facts"}, "data": facts}
+    )
+    world.settle()
+    assert world.condition("Ready")[0] == "True"
+
+
+def test_a_config_map_nested_without_end_is_a_condition(world: World) -> None:
+    world.create({"model": {"id": "a/b", "config": {"configMap": {"name": "facts"}}}})
+    facts = {"config.json": "[" * 100_000}
+    world.cluster.put(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "facts"}, "data": facts}
+    )
+    world.run()
+    assert world.condition("Compatible") == ("False", "BadModelConfig")
+
+
 def test_a_spec_the_schema_would_refuse_is_a_condition_not_a_crash(world: World) -> None:
     world.create({"prefill": {"replicas": "many"}})
     world.settle()
@@ -251,3 +275,10 @@ def test_no_engine_image_anywhere_is_said_before_anything_starts(world: World) -
     world.restart_operator(Images(connector="c:1", router="r:1", engine="e:1"))
     world.settle()
     assert world.condition("Ready")[0] == "True"
+
+
+def test_a_number_that_fits_no_status_is_refused(world: World) -> None:
+    world.create({"decode": {"extraArgs": ["--num-gpu-blocks-override", "9" * 30]}})
+    world.run()
+    assert world.condition("Accepted")[0] == "False"
+    assert "kvBlocks" not in world.status.get("geometry", {}).get("decode", {})

@@ -194,6 +194,16 @@ def test_a_pod_that_cannot_start_is_named(world: World) -> None:
     assert "ImagePullBackOff" in world.status["prefill"]["message"]
 
 
+def test_a_pod_that_a_dead_node_holds_is_named(world: World) -> None:
+    world.create()
+    world.settle()
+    pod = f"demo-decode-{world.status['revision']}-0"
+    world.child(kinds.POD, pod)["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.run()
+    assert world.condition("DecodeReady") == ("False", "StuckTerminating")
+    assert pod in world.message("DecodeReady")
+
+
 def test_two_services_do_not_touch_each_other(world: World, cluster: FakeCluster) -> None:
     world.create()
     world.settle()
