@@ -17,7 +17,7 @@ from hybridpd_operator.cluster_api import Cluster, ClusterError, NotFoundError
 from hybridpd_operator.gather import gather
 from hybridpd_operator.kinds import Manifest
 from hybridpd_operator.metrics import Metrics
-from hybridpd_operator.observed import Observed
+from hybridpd_operator.observed import EngineSample, Observed
 from hybridpd_operator.plan import Plan, make_plan
 from hybridpd_operator.problems import INVALID_FIELD, Problem
 from hybridpd_operator.scrape import Scraper
@@ -52,6 +52,7 @@ class Reconciler:
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     _scraped: dict[Key, datetime] = field(default_factory=dict)
     _pruned: dict[Key, tuple[Manifest, Any]] = field(default_factory=dict)
+    _seen: dict[Key, tuple[str, dict[str, EngineSample]]] = field(default_factory=dict)
 
     def run(self, key: Key) -> float | None:
         """Make one pass; return the seconds after which to look again, or None.
@@ -64,6 +65,7 @@ class Reconciler:
             # The garbage collector removes the children; a write would only race with it.
             self._scraped.pop(key, None)
             self._pruned.pop(key, None)
+            self._seen.pop(key, None)
             return None
         assessment = self._assess(observed)
         plan = self._plan(assessment, observed)
@@ -73,7 +75,7 @@ class Reconciler:
             observed=observed,
             assessment=assessment,
             plan=plan,
-            verified=_verified(observed, plan),
+            verified=self._verified(key, observed, plan),
             stall=_stall(outcome) or leftovers.stall(observed, plan, overdue_since),
             now=_written(now),
             failure=outcome.failure,
@@ -140,6 +142,24 @@ class Reconciler:
         except ClusterError as error:
             _log.warning("event %s was not written: %s", event["reason"], error)
 
+    def _verified(self, key: Key, observed: Observed, plan: Plan | None) -> Verified | None:
+        """The verdict on the shown revision; numbers of another one are not carried over."""
+        revision = status.shown_revision(observed, plan)
+        if not revision:
+            return None
+        before = observed.status
+        if before.get("revision") != revision:
+            return judge(None, Transfer(), None)
+        of_revision, seen = self._seen.get(key, (revision, {}))
+        if of_revision != revision:
+            seen = {}
+        last = Transfer.from_status(before.get("transfer") or {})
+        told = status.condition(before, "KVTransferVerified")
+        verdict = judge(observed.samples, last, told, seen)
+        latest = {sample.pod: sample for sample in observed.samples or ()}
+        self._seen[key] = (revision, {**seen, **latest})
+        return verdict
+
     def _again(self, observed: Observed, outcome: Outcome, after: Manifest) -> float | None:
         if outcome.waiting:
             return WAITING_SECONDS
@@ -167,15 +187,3 @@ def _stall(outcome: Outcome) -> status.Stall | None:
     return status.Stall(
         outcome.troubles[0].reason, "; ".join(one.message for one in outcome.troubles)
     )
-
-
-def _verified(observed: Observed, plan: Plan | None) -> Verified | None:
-    """The verdict on the shown revision; numbers of another one are not carried over."""
-    revision = status.shown_revision(observed, plan)
-    if not revision:
-        return None
-    before = observed.status
-    if before.get("revision") != revision:
-        return judge(None, Transfer(), None)
-    last = Transfer.from_status(before.get("transfer") or {})
-    return judge(observed.samples, last, status.condition(before, "KVTransferVerified"))

@@ -1,6 +1,7 @@
 """Reads the engines' ``/metrics`` over HTTP: bounded in time, size and number of connections."""
 
 import http.client
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
@@ -10,8 +11,32 @@ from hybridpd_operator.observed import EngineSample, Pod
 from hybridpd_operator.verify import parse_sample
 
 _CONNECTIONS: Final = 8
+#: For each step: to connect, and to wait for the next bytes.
 _TIMEOUT_SECONDS: Final = 3.0
+#: For all bytes of an answer: an engine that sends one now and then must not hold up a pass.
+_ANSWER_SECONDS: Final = 10.0
+_PIECE_BYTES: Final = 1 << 16
 _LARGEST_ANSWER_BYTES: Final = 8 << 20
+
+
+def _read(answer: http.client.HTTPResponse, deadline: float) -> bytes:
+    """The answer, cut behind the largest size. OSError or HTTPException when it is not whole.
+
+    A part would look like an engine that began to count anew.
+    """
+    whole = answer.length
+    body = bytearray()
+    while len(body) != whole and len(body) <= _LARGEST_ANSWER_BYTES:
+        # One receive each: a read of many bytes would wait for all of them.
+        piece = answer.read1(_PIECE_BYTES)
+        if not piece:
+            break
+        body += piece
+        if time.monotonic() > deadline:
+            raise TimeoutError
+    if whole is not None and len(body) < min(whole, _LARGEST_ANSWER_BYTES + 1):
+        raise http.client.IncompleteRead(bytes(body), whole)
+    return bytes(body)
 
 
 class Scraper(Protocol):
@@ -47,7 +72,7 @@ class HttpScraper:
         try:
             connection.request("GET", "/metrics")
             answer = connection.getresponse()
-            text = answer.read(_LARGEST_ANSWER_BYTES + 1)
+            text = _read(answer, time.monotonic() + _ANSWER_SECONDS)
             if answer.status != http.client.OK or len(text) > _LARGEST_ANSWER_BYTES:
                 self._on_failure()
                 return None

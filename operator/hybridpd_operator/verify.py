@@ -99,22 +99,27 @@ def judge(
     samples: Sequence[EngineSample] | None,
     last: Transfer,
     condition: Mapping[str, Any] | None,
+    seen: Mapping[str, EngineSample] | None = None,
 ) -> Verified:
     """Compare a pass's samples with the ``last`` recorded numbers and condition.
 
     ``last`` and ``condition`` are those of the same revision; a new one begins with
-    ``Transfer()`` and None.
+    ``Transfer()`` and None. ``seen`` has the latest sample of each engine by pod, where this
+    process has any: an engine that was away for a while brings its old failures back, and a sum
+    alone would take them for new ones.
     """
     if samples is None:
         return _as_before(last, condition)
-    now = Transfer(**{field: sum(getattr(one, field) for one in samples) for field in _STATUS_KEYS})
+    now = _sum(samples)
+    known = _sum(_latest(one, seen) for one in samples) if seen else None
     if any(getattr(now, field) < getattr(last, field) for field in _STATUS_KEYS):
-        last = Transfer()
-    if now.load_failures > last.load_failures:
+        last = known or Transfer()
+    before = known or last
+    if now.load_failures > before.load_failures:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in _reasons(samples))
         message = f"{now.load_failures} loads failed ({reasons})"
         return Verified("False", LOADS_FAILED, message, now)
-    if now.recomputed_requests > last.recomputed_requests:
+    if now.recomputed_requests > before.recomputed_requests:
         message = (
             f"decode computed {now.recomputed_requests} prompts itself that prefill had computed"
         )
@@ -124,6 +129,20 @@ def judge(
     # Loads and bytes are counted by different processes of an engine: one may be seen first.
     worth_writing = any(_grew(field, last, now) for field in _STATUS_KEYS)
     return _as_before(now if worth_writing else last, condition)
+
+
+def _sum(samples: Iterable[EngineSample]) -> Transfer:
+    every = list(samples)
+    return Transfer(**{field: sum(getattr(one, field) for one in every) for field in _STATUS_KEYS})
+
+
+def _latest(sample: EngineSample, seen: Mapping[str, EngineSample]) -> EngineSample:
+    """What the engine counted when it was seen last; nothing when it began anew since."""
+    before = seen.get(sample.pod)
+    began_anew = before is None or any(
+        getattr(sample, field) < getattr(before, field) for field in _STATUS_KEYS
+    )
+    return EngineSample(sample.pod, sample.role) if before is None or began_anew else before
 
 
 def _grew(field: str, last: Transfer, now: Transfer) -> bool:

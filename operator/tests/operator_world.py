@@ -1,6 +1,7 @@
 """A service in a fake cluster with a reconciler, and short words for what tests do with them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -67,7 +68,9 @@ class FakeScraper:
         if self.decode is None:
             return None
         return tuple(
-            self.decode if pod.role == names.DECODE else EngineSample(pod.name, pod.role)
+            replace(self.decode, pod=pod.name)
+            if pod.role == names.DECODE
+            else EngineSample(pod.name, pod.role)
             for pod in pods
         )
 

@@ -232,6 +232,21 @@ def test_failed_loads_are_told_and_do_not_gate_ready(world: World) -> None:
     assert world.condition("Ready")[0] == "True"
 
 
+def test_an_engine_away_for_a_pass_brings_no_new_failures_back(world: World) -> None:
+    world.create({"prefill": {"replicas": 2}})
+    world.settle()
+    for loads in (1, 100):
+        world.scraper.decode = EngineSample("", names.DECODE, loads=loads, load_failures=5)
+        world.run()
+    assert world.condition("KVTransferVerified")[0] == "True"
+    pod = world.child(kinds.POD, f"demo-decode-{world.status['revision']}-0")
+    for ready in ("False", "True"):
+        pod["status"]["conditions"] = [{"type": "Ready", "status": ready}]
+        world.run()
+        world.run()
+        assert world.condition("KVTransferVerified")[0] == "True"
+
+
 def test_engines_are_not_asked_on_every_pass(world: World) -> None:
     world.create()
     world.settle()

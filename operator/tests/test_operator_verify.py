@@ -139,6 +139,31 @@ def test_bytes_that_are_seen_after_their_load_are_recorded() -> None:
     assert (verdict.status, verdict.transfer.read_bytes) == ("True", 9)
 
 
+def test_an_engine_that_comes_back_brings_no_new_failures() -> None:
+    a, b = sample(loads=100), EngineSample("q", "decode", loads=100, load_failures=5)
+    seen = {"p": a, "q": b}
+    whole = judge([a, b], Transfer(loads=200, load_failures=5), TRUE, seen)
+    without = judge([a], whole.transfer, TRUE, seen)
+    again = judge([a, b], without.transfer, TRUE, seen)
+    assert [one.status for one in (whole, without, again)] == ["True"] * 3
+    newer = EngineSample("q", "decode", loads=101, load_failures=6)
+    assert judge([a, newer], again.transfer, TRUE, seen).reason == "LoadsFailed"
+
+
+def test_an_engine_that_began_anew_and_fails_is_told_whatever_the_others_count() -> None:
+    """The sum still grows: only the engine's own numbers show that these failures are new."""
+    seen = {"p": sample(loads=50), "q": EngineSample("q", "decode", loads=9, load_failures=3)}
+    now = [sample(loads=100), EngineSample("q", "decode", loads=1, load_failures=2)]
+    last = Transfer(loads=59, load_failures=3)
+    assert judge(now, last, TRUE, seen).reason == "LoadsFailed"
+
+
+def test_a_failure_stays_told_while_its_engine_is_away() -> None:
+    a, b = sample(loads=100), EngineSample("q", "decode", loads=1, load_failures=5)
+    verdict = judge([a], Transfer(loads=101, load_failures=5), FALSE, {"p": a, "q": b})
+    assert (verdict.status, verdict.reason) == ("False", "LoadsFailed")
+
+
 def test_bytes_of_all_engines_are_added() -> None:
     verdict = judge(
         [sample(loads=1, read_bytes=5), sample(loads=2, read_bytes=7)], Transfer(), None

@@ -145,13 +145,21 @@ def test_probes_and_metrics_are_served() -> None:
 # --- scrape --------------------------------------------------------------------------------------
 
 
+#: (protocol, bytes that the header promises beyond the body) of an engine's answers.
+KEPT_OPEN, CLOSED, CUT_SHORT = ("HTTP/1.1", 0), ("HTTP/1.0", 0), ("HTTP/1.0", 1)
+
+
 @pytest.fixture
-def engine_port() -> Iterator[int]:
+def engine_port(request: pytest.FixtureRequest) -> Iterator[int]:
+    version, missing = getattr(request, "param", KEPT_OPEN)
+
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = version
+
         def do_GET(self) -> None:
             body = b"hybridpd_loads_total 4\n"
             self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body) + missing))
             self.end_headers()
             self.wfile.write(body)
 
@@ -169,6 +177,7 @@ def pod_at(ip: str) -> Pod:
     return Pod("p", names.DECODE, "r", ready=True, deleting=False, ip=ip)
 
 
+@pytest.mark.parametrize("engine_port", [KEPT_OPEN, CLOSED], indirect=True)
 def test_engines_are_asked_for_their_counters(engine_port: int) -> None:
     failures: list[int] = []
     scraper = HttpScraper(lambda: failures.append(1), engine_port)
@@ -176,6 +185,23 @@ def test_engines_are_asked_for_their_counters(engine_port: int) -> None:
     scraper.close()
     assert found == (EngineSample("p", names.DECODE, loads=4),)
     assert failures == []
+
+
+@pytest.mark.parametrize("engine_port", [CUT_SHORT], indirect=True)
+def test_half_an_answer_is_none(engine_port: int) -> None:
+    scraper = HttpScraper(lambda: None, engine_port)
+    assert scraper.samples([pod_at("127.0.0.1")]) is None
+    scraper.close()
+
+
+def test_an_answer_that_takes_too_long_is_none(
+    engine_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece may come in time: all of them together have to, or a worker is lost to it."""
+    monkeypatch.setattr("hybridpd_operator.scrape._ANSWER_SECONDS", -1.0)
+    scraper = HttpScraper(lambda: None, engine_port)
+    assert scraper.samples([pod_at("127.0.0.1")]) is None
+    scraper.close()
 
 
 def test_one_silent_engine_makes_the_sum_unknown(engine_port: int) -> None:
