@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from hybridpd_operator.settings import from_environment
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "hybridpd"
 
@@ -76,6 +78,26 @@ def test_values_and_schema_name_the_same_fields() -> None:
             at = at[step]
         assert set(at) == names, path
     assert values
+
+
+@pytest.mark.parametrize("value", ["resyncSeconds", "verifySeconds"])
+@pytest.mark.parametrize("bound", ["minimum", "maximum"])
+def test_what_the_schema_takes_the_operator_starts_with(value: str, bound: str) -> None:
+    number = _schema()["properties"]["operator"]["properties"][value][bound]
+    variable = f"HYBRIDPD_{value.removesuffix('Seconds').upper()}_SECONDS"
+    images = {"HYBRIDPD_CONNECTOR_IMAGE": "c:1", "HYBRIDPD_ROUTER_IMAGE": "r:1"}
+    from_environment({**images, variable: str(number)})
+
+
+def test_no_pod_label_takes_the_place_of_one_of_ours() -> None:
+    """The Deployment's selector would not match its own pods."""
+    labels = _schema()["properties"]["operator"]["properties"]["podLabels"]
+    refused = re.compile(labels["propertyNames"]["not"]["pattern"])
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    ours = re.findall(r"^((?:app\.kubernetes\.io|helm\.sh)/[a-z-]+): ", helpers, re.MULTILINE)
+    assert len(ours) > 3
+    assert all(refused.search(label) for label in ours)
+    assert not refused.search("team")
 
 
 def test_every_value_is_used_by_a_template() -> None:
