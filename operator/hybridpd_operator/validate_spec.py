@@ -150,7 +150,7 @@ def check_nodes(service: Service) -> Iterator[Problem]:
     for name in ENGINE_ROLES:
         role = service.spec.role(name)
         only_h200 = bool(role.gpu_products) and set(role.gpu_products) <= set(H200_PRODUCTS)
-        bound = only_h200 and role.affinity is None and service.spec.engine.device != CPU
+        bound = only_h200 and not role.affinity and service.spec.engine.device != CPU
         if bound and role.tensor_parallel_size > H200_NODE_GPUS:
             text = (
                 f"an engine is one pod on one node, and H200 nodes have {H200_NODE_GPUS} GPUs; got "

@@ -15,7 +15,7 @@ from operator_world import context, resource
 from conftest import Golden
 from hybridpd_operator import manifests, names
 from hybridpd_operator.kinds import Manifest
-from hybridpd_operator.manifests import engine_env, engine_pod, placement, router
+from hybridpd_operator.manifests import engine_env, engine_pod, router
 from hybridpd_operator.plan import render
 from hybridpd_operator.reserved_args import (
     GEOMETRY_FLAGS,
@@ -181,15 +181,14 @@ def test_the_default_node_is_an_h200_and_the_user_may_say_otherwise() -> None:
     assert "affinity" not in engine_pod.template(other, "prefill")["spec"]
 
 
-def test_a_node_requirement_joins_every_alternative_of_the_user() -> None:
-    terms = [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}, {}]
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
-    affinity = {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}}
-    need = {"key": "gpu", "operator": "Exists"}
-    joined = placement.with_node_requirement(affinity, need)
-    for term in joined["nodeAffinity"][required]["nodeSelectorTerms"]:
-        assert need in term["matchExpressions"]
-    assert terms[1] == {}, "the user's own value is not touched"
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_affinity_of_the_user_replaces_the_default_one(role: str) -> None:
+    """As the definition says, and as it lets larger nodes be named; an empty one says nothing."""
+    spread: dict[str, Any] = {"podAntiAffinity": {"preferredDuringScheduling": []}}
+    named = engine_pod.template(context({role: {"affinity": spread}}), role)
+    assert named["spec"]["affinity"] == spread
+    empty = engine_pod.template(context({role: {"affinity": {}}}), role)
+    assert empty == engine_pod.template(context(), role)
 
 
 @pytest.mark.parametrize(

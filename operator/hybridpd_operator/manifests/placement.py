@@ -1,7 +1,6 @@
 """Where pods may run: node labels, affinity, tolerations."""
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hybridpd_operator.kinds import Manifest
@@ -13,13 +12,13 @@ _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def of_engine(spec: Spec, side: Role) -> Manifest:
-    """Placement of one role's engines; empty settings leave no field behind."""
-    affinity: Manifest = copy.deepcopy(dict(side.affinity or {}))
-    if side.gpu_products and spec.engine.gpu_resource_name:
-        affinity = with_node_requirement(
-            affinity,
-            {"key": _GPU_PRODUCT_LABEL, "operator": "In", "values": list(side.gpu_products)},
-        )
+    """Placement of one role's engines; empty settings leave no field behind.
+
+    An affinity of the user replaces the one made from ``gpuProducts``, as the API says.
+    """
+    affinity = dict(side.affinity or {})
+    if not affinity and side.gpu_products and spec.engine.gpu_resource_name:
+        affinity = _on_products(side.gpu_products)
     return _placement(side.node_selector, affinity, list(side.tolerations))
 
 
@@ -28,16 +27,11 @@ def of_router(router: Router) -> Manifest:
     return _placement(router.node_selector, dict(router.affinity or {}), list(router.tolerations))
 
 
-def with_node_requirement(affinity: Mapping[str, Any], requirement: Manifest) -> Manifest:
-    """Add one requirement to every alternative of a node affinity (alternatives are or-ed)."""
-    result: Manifest = copy.deepcopy(dict(affinity))
-    required = result.setdefault("nodeAffinity", {}).setdefault(_REQUIRED, {})
-    terms = required.get("nodeSelectorTerms") or [{}]
-    required["nodeSelectorTerms"] = [
-        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), requirement]}
-        for term in terms
-    ]
-    return result
+def _on_products(products: Sequence[str]) -> Manifest:
+    """Affinity for nodes whose GPUs are one of ``products``."""
+    wanted = {"key": _GPU_PRODUCT_LABEL, "operator": "In", "values": list(products)}
+    terms = [{"matchExpressions": [wanted]}]
+    return {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": terms}}}
 
 
 def _placement(
