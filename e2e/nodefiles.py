@@ -29,7 +29,7 @@ def prepare() -> Path:
     if not node_is_here():
         return FOLDER
     engine = envs.ensure("engine")
-    compiled = envs.cache_dir() / "compile" / f"e2e-{engine.name}"
+    compiled = envs.cache_folder() / "compile" / f"e2e-{engine.name}"
     FOLDER.mkdir(parents=True, exist_ok=True)
     # Engines run as an ordinary user and share the folder, as /tmp is shared.
     compiled.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tooling import binaries
+from tooling import binaries, envs
 
 # Writes the file named by -o, unless that file's name is the one in $BROKEN; notes each call.
 FAKE_GO = """#!/bin/sh
@@ -63,7 +63,7 @@ def test_a_failed_build_is_never_taken_for_a_whole_one(
 
 @pytest.mark.usefixtures("calls")
 def test_what_a_killed_build_left_is_removed() -> None:
-    leftover = binaries.cache_folder() / "bin" / ".building-tools-killed"
+    leftover = envs.cache_folder() / "bin" / ".building-tools-killed"
     leftover.mkdir(parents=True)
     (leftover / "first").write_text("half")
     assert (binaries.build_family("tools") / "first").read_text() == "program\n"

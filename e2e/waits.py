@@ -106,14 +106,6 @@ def for_ready(kubectl: Kubectl, name: str, seconds: float = ENGINE_START_SECONDS
     return found
 
 
-def for_not_ready(kubectl: Kubectl, name: str, seconds: float = OPERATOR_SECONDS) -> Object:
-    """The status admits an outage.
-
-    Race: a pod that was killed is still Ready in the status until the operator has seen it go.
-    """
-    return for_condition(kubectl, name, "Ready", "False", seconds)
-
-
 def for_children(kubectl: Kubectl, name: str, seconds: float = OPERATOR_SECONDS) -> list[Object]:
     """Both StatefulSets and a router Deployment of exactly one revision.
 

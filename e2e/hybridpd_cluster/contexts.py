@@ -15,7 +15,7 @@ from pathlib import Path
 from hybridpd_cluster.errors import ClusterError
 from hybridpd_cluster.rootfs import images_cache
 from tooling import envs
-from tooling.binaries import exclusive, say
+from tooling.binaries import say
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "e2e" / "images"
@@ -62,7 +62,7 @@ def _cached(name: str, key: str, fill: Callable[[Path], None]) -> Path:
     final = images_cache() / "contexts" / f"{name}-{key}"
     if final.is_dir():
         return final
-    with exclusive(images_cache() / ".contexts.lock"):
+    with envs.exclusive(images_cache() / ".contexts.lock"):
         if final.is_dir():
             return final
         final.parent.mkdir(parents=True, exist_ok=True)

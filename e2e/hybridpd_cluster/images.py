@@ -18,7 +18,8 @@ from hybridpd_cluster.errors import ClusterError
 from hybridpd_cluster.packages import ensure_packages
 from hybridpd_cluster.rootfs import RootFileSystem, images_cache
 from hybridpd_cluster.settings import state_folder
-from tooling.binaries import exclusive, say
+from tooling.binaries import say
+from tooling.envs import exclusive
 
 _STORE = "buildah-store"
 

@@ -58,10 +58,3 @@ def remove() -> None:
 def link_exists() -> bool:
     """Whether the host's end of the link is there."""
     return succeeds(["ip", "link", "show", "dev", HOST_LINK])
-
-
-def reachable_routes() -> list[str]:
-    """Routes that lead to the cluster's ranges (the unreachable ones do not count)."""
-    lines = run(["ip", "route", "show"]).splitlines()
-    ranges = tuple(str(addresses) for addresses in (NODE_RANGE, POD_RANGE, SERVICE_RANGE))
-    return [line for line in lines if line.startswith(ranges)]

@@ -14,7 +14,8 @@ from pathlib import Path
 from hybridpd_cluster.command import run
 from hybridpd_cluster.errors import ClusterError
 from hybridpd_cluster.settings import download_environment
-from tooling.binaries import cache_folder, exclusive, say
+from tooling.binaries import say
+from tooling.envs import cache_folder, exclusive
 
 _SUITE = "bookworm"
 _RECIPE = 2  # raise it when the steps below change

@@ -4,7 +4,7 @@ import ipaddress
 import os
 from pathlib import Path
 
-from tooling.binaries import cache_folder
+from tooling.envs import cache_folder
 
 # A second cluster may stand beside the first: tests of this tool itself use number 1.
 NUMBER = int(os.environ.get("HYBRIDPD_CLUSTER_NUMBER", "0"))

@@ -9,7 +9,6 @@ is always complete.
 """
 
 import dataclasses
-import fcntl
 import hashlib
 import os
 import shutil
@@ -17,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+
+from tooling.envs import cache_folder, exclusive
 
 GO_FOLDER = Path(__file__).resolve().parent / "go"
 KUBERNETES_VERSION = "v1.34.4"
@@ -94,12 +94,6 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def cache_folder() -> Path:
-    """`HYBRIDPD_CACHE`, or `~/.cache/hybridpd`."""
-    named = os.environ.get("HYBRIDPD_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "hybridpd"
-
-
 def family_folder(family: Family) -> Path:
     """Where the family's programs are, or will be."""
     return cache_folder() / "bin" / f"{family.name}-{family.key()}"
@@ -108,15 +102,6 @@ def family_folder(family: Family) -> Path:
 def say(message: str) -> None:
     """One line of progress, on standard error: standard output is for results."""
     print(f"[{time.strftime('%H:%M:%S')}] {message}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Holds a lock file, so that two builds of one thing do not run at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _build(family: Family, folder: Path) -> None:
@@ -128,7 +113,7 @@ def _build(family: Family, folder: Path) -> None:
         try:
             subprocess.run(command, cwd=family.folder, env=environment, check=True)
         except FileNotFoundError as error:
-            raise BinariesError("go: not found; expected Go 1.24 or newer on PATH") from error
+            raise BinariesError("go: not found; expected Go 1.25 or newer on PATH") from error
         except subprocess.CalledProcessError as error:
             raise BinariesError(
                 f"{program}: `go build` gave {error.returncode} in {family.folder}; "
@@ -178,12 +163,6 @@ def program(name: str) -> Path:
 
 def _all_programs() -> list[str]:
     return [program for family in FAMILIES.values() for program in family.programs]
-
-
-def path_with_programs() -> str:
-    """`PATH` with every family's folder in front, for programs that call kubectl or helm."""
-    folders = [str(family_folder(family)) for family in FAMILIES.values()]
-    return os.pathsep.join([*folders, os.environ.get("PATH", "")])
 
 
 def main() -> int:

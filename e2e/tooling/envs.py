@@ -30,7 +30,7 @@ REQUIREMENTS = Path(__file__).resolve().parent / "requirements"
 NAMES = tuple(sorted(path.stem for path in REQUIREMENTS.glob("*.txt")))
 
 
-def cache_dir() -> Path:
+def cache_folder() -> Path:
     """The cache outside the checkout: `HYBRIDPD_CACHE`, or `~/.cache/hybridpd`."""
     return Path(os.environ.get("HYBRIDPD_CACHE") or Path.home() / ".cache" / "hybridpd")
 
@@ -57,7 +57,7 @@ def env_path(name: str) -> Path:
     # The interpreter behind the links: the same from a shell and from within an environment.
     python = os.path.realpath(sys.executable)
     key = hashlib.sha256(text + f"{version}/{python}/{RECIPE}".encode()).hexdigest()[:12]
-    return cache_dir() / "venvs" / f"{name}-{key}"
+    return cache_folder() / "venvs" / f"{name}-{key}"
 
 
 def ensure(name: str) -> Path:
@@ -65,7 +65,7 @@ def ensure(name: str) -> Path:
     path = env_path(name)
     if (path / ".complete").exists():
         return path
-    with _locked(path.with_suffix(".lock")):
+    with exclusive(path.with_suffix(".lock")):
         if not (path / ".complete").exists():
             _build(name, path)
     return path
@@ -106,7 +106,8 @@ def _apt_install(packages: list[str]) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a lock file, so that two builds of one thing do not run at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
