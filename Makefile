@@ -28,7 +28,7 @@ fmt: ## Format and fix what ruff can fix
 cluster-up: ## Start the one-node cluster; prints the KUBECONFIG to export
 	@$(IN_CHECK) python -m hybridpd_cluster up
 
-cluster-down: ## Stop it and remove all it left on this machine
+cluster-down: ## Stop it and remove what it left on this machine; caches stay
 	@$(IN_CHECK) python -m hybridpd_cluster down
 
 help: ## This text

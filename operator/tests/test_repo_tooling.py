@@ -1,0 +1,122 @@
+"""The tools behind `make`: what is cached is whole, and the suite's table tells what failed.
+
+Left out: the Go programs, whose builder is tested in test_e2e_binaries.py, and real installs,
+which every run of the suite makes when its cache is empty.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tooling import envs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Pip:
+    """Stands in for `subprocess.run`: notes the commands and fails while `broken`."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+        self.broken = False
+
+    def __call__(self, command: list[str], **_: Any) -> None:
+        self.commands.append(command)
+        if self.broken:
+            raise subprocess.CalledProcessError(1, command)
+
+
+@pytest.fixture
+def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pip:
+    """An empty cache, one requirement file, and no network."""
+    requirements = tmp_path / "requirements"
+    requirements.mkdir()
+    (requirements / "small.txt").write_text("one==1\ntwo==2\n")
+    fake = Pip()
+    monkeypatch.setenv("HYBRIDPD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(envs, "REQUIREMENTS", requirements)
+    monkeypatch.setattr(envs, "_create", lambda path: path.mkdir(parents=True))
+    monkeypatch.setattr(envs.subprocess, "run", fake)
+    return fake
+
+
+def test_an_environment_is_built_once(pip: Pip) -> None:
+    path = envs.ensure("small")
+    assert envs.ensure("small") == path
+    (command,) = pip.commands
+    assert "--no-deps" in command
+    assert command[-2:] == ["-r", str(envs.REQUIREMENTS / "small.txt")]
+
+
+def test_a_half_built_environment_is_never_taken_for_a_whole_one(pip: Pip) -> None:
+    pip.broken = True
+    with pytest.raises(subprocess.CalledProcessError):
+        envs.ensure("small")
+    left = envs.env_path("small") / "left-by-the-failed-install"
+    left.write_text("half")
+    pip.broken = False
+    assert envs.ensure("small") == left.parent
+    assert not left.exists()
+    assert len(pip.commands) == 2
+
+
+@pytest.mark.usefixtures("pip")
+def test_other_requirements_are_another_environment() -> None:
+    before = envs.env_path("small")
+    (envs.REQUIREMENTS / "small.txt").write_text("one==1\ntwo==3\n")
+    assert envs.env_path("small") != before
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program of `make test`, which is run by its path and finds its neighbour there."""
+    monkeypatch.syspath_prepend(str(ROOT / "e2e" / "tooling"))
+    import suite as module
+
+    return module
+
+
+def test_the_table_has_every_part_and_fails_with_any_of_them(
+    suite: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = suite.Outcome(suite.PARTS[0], 0, 1.25, {})
+    tests = suite.Outcome(suite.PARTS[4], 0, 30.0, {"passed": 7, "skipped": 1})
+    assert suite.report([good, tests]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"{tests.part.name} ") and " 30.0 " in line for line in printed)
+    assert any(line.split() == ["total", "31.2"] for line in printed)
+    assert printed[-1] == "7 passed, 0 failed, 1 skipped"
+    # A part that dies without a count is a failure all the same.
+    assert suite.report([good, suite.Outcome(suite.PARTS[4], 2, 3.0, {})]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert any("FAILED (2)" in line for line in printed)
+    assert printed[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_make_test_runs_everything_that_the_smaller_doors_run(suite: ModuleType) -> None:
+    assert all("test" in part.groups for part in suite.PARTS)
+    assert {group for part in suite.PARTS for group in part.groups} == set(suite.GROUPS)
+    own = {part.name for part in suite.PARTS if part.own_cluster}
+    assert own == {"cluster up", "images", "cluster down"}
+
+
+@pytest.mark.parametrize("target", ["check", "connector", "e2e", "test"])
+def test_every_group_has_its_make_target(suite: ModuleType, target: str) -> None:
+    assert target in suite.GROUPS
+    assert f"@$(SUITE) {target}\n" in (ROOT / "Makefile").read_text()
+
+
+def test_the_readme_quotes_the_demo_in_its_own_words() -> None:
+    source = (ROOT / "e2e" / "hybridpd_demo" / "__main__.py").read_text()
+    quoted = (ROOT / "README.md").read_text()
+    titles = [line[3:] for line in quoted.splitlines() if line.startswith("== ")]
+    assert len(titles) > 3
+    for title in titles:
+        assert f'step("{title}")' in source or title.startswith("kubectl apply -f docs/examples/")
+    assert "Tear down:    make cluster-down   (the cache and" in source
+    assert "Tear down:    make cluster-down   (the cache and" in quoted
