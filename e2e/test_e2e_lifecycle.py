@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
+import release
 import waits
 from kubectl import Kubectl
 from services import Pair
@@ -70,6 +74,16 @@ def test_wide_columns_tell_the_pair(pair: Pair) -> None:
         assert column in head
     assert row.startswith(pair.name)
     assert "True" in row
+
+
+def test_the_commands_of_the_page_on_conditions_run_as_they_stand(pair: Pair) -> None:
+    page = (release.ROOT / "docs" / "howto" / "read-conditions.md").read_text()
+    wide, conditions = re.findall(r"^kubectl (.*)$", page, re.MULTILINE)
+    assert pair.name in pair.kubectl.run(*shlex.split(wide.replace("NAME", pair.name)))
+    told = pair.kubectl.run(*shlex.split(conditions.replace("NAME", pair.name))).splitlines()
+    for kind in re.findall(r"^\| ([A-Za-z]+) \| (?:True|False) \|", page, re.MULTILINE):
+        assert any(line.startswith(f"{kind}=") for line in told), kind
+    pair.kubectl.run("wait", f"hpd/{pair.name}", "--for=condition=Ready", "--timeout=30s")
 
 
 def test_the_router_is_reachable_by_the_stable_name(kubectl: Kubectl, pair: Pair) -> None:
