@@ -24,6 +24,7 @@ _log: Final = logging.getLogger(__name__)
 
 NAME_CONFLICT: Final = "NameConflict"
 APPLY_REFUSED: Final = "ApplyRefused"
+DELETE_REFUSED: Final = "DeleteRefused"
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,18 @@ def act(cluster: Cluster, plan: Plan, observed: Observed, metrics: Metrics) -> O
 
     A server that answers with an error (a webhook is down) is an outcome: it has to be told.
     """
-    for child in plan.removals:
-        _log.info("removing %s %s", child.ref.kind, child.ref.name)
-        kind = kind_named(child.ref.kind)
-        cluster.delete(kind, observed.namespace, child.ref.name, child.uid)
-        metrics.add("hybridpd_operator_writes_total", verb="delete", kind=child.ref.kind)
     applied: list[Ref] = []
     waiting: list[Ref] = []
     troubles: list[Trouble] = []
+    removed: list[Ref] = []
+    try:
+        for child in plan.removals:
+            _remove(cluster, child, observed.namespace, metrics)
+            removed.append(child.ref)
+    except RefusedError as error:
+        troubles.append(Trouble(DELETE_REFUSED, f"{error.what}: {error.message}"))
+    except ClusterError as error:
+        return Outcome(removed=tuple(removed), failure=_told(error))
     failure: ClusterError | None = None
     for manifest in plan.objects:
         ref = Ref(manifest["kind"], manifest["metadata"]["name"])
@@ -78,17 +83,25 @@ def act(cluster: Cluster, plan: Plan, observed: Observed, metrics: Metrics) -> O
                 text = f"{ref.kind} {ref.name}: {error.message}"
                 troubles.append(Trouble(APPLY_REFUSED, text))
                 continue
-            except (ConflictError, NotFoundError):
-                raise
             except ClusterError as error:
-                if not error.status:
-                    raise
-                failure = error
+                failure = _told(error)
                 break
             metrics.add("hybridpd_operator_writes_total", verb="apply", kind=ref.kind)
             applied.append(ref)
-    removed = tuple(child.ref for child in plan.removals)
-    return Outcome(tuple(applied), removed, tuple(waiting), tuple(troubles), failure)
+    return Outcome(tuple(applied), tuple(removed), tuple(waiting), tuple(troubles), failure)
+
+
+def _remove(cluster: Cluster, child: Child, namespace: str, metrics: Metrics) -> None:
+    _log.info("removing %s %s", child.ref.kind, child.ref.name)
+    cluster.delete(kind_named(child.ref.kind), namespace, child.ref.name, child.uid)
+    metrics.add("hybridpd_operator_writes_total", verb="delete", kind=child.ref.kind)
+
+
+def _told(error: ClusterError) -> ClusterError:
+    """``error`` when the status can tell it; raised when no status could be written now either."""
+    if isinstance(error, ConflictError | NotFoundError) or not error.status:
+        raise error
+    return error
 
 
 _WAIT: Final = object()

@@ -136,7 +136,8 @@ def _set(
 
 def _speculative(settings: EngineSettings, config: Mapping[str, Any], flag: Flag) -> EngineSettings:
     tokens = config.get("num_speculative_tokens", settings.spec_tokens)
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+    whole = isinstance(tokens, int) and not isinstance(tokens, bool)
+    if not whole or not 0 <= tokens < 10**_MOST_DIGITS:
         expected = "num_speculative_tokens as a whole number"
         raise FlagError(flag.path, expected, repr(tokens))
     method = config.get("method", settings.spec_method)

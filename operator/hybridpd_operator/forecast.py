@@ -1,7 +1,7 @@
 """`status.geometry`: what the spec makes of the model's caches, before anything runs."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from hybridpd_geometry import (
     ATTENTION,
@@ -10,6 +10,9 @@ from hybridpd_geometry import (
     attention_token_bytes,
     units_per_rank,
 )
+
+#: A larger page is no forecast but nonsense in the facts, and its multiples fit no status.
+MOST_PAGE_BYTES: Final = 1 << 40
 
 
 def forecast(
@@ -21,6 +24,8 @@ def forecast(
     """The object under `status.geometry`; roles that could not be planned are left out."""
     out: dict[str, Any] = {"factsSource": facts_source}
     for role, geometry in geometries.items():
+        if geometry.page_bytes > MOST_PAGE_BYTES:
+            continue
         out[role] = {
             "tensorParallelSize": geometry.tp_size,
             "blockTokens": geometry.block_tokens,
@@ -30,7 +35,7 @@ def forecast(
         }
         if role in kv_blocks:
             out[role]["kvBlocks"] = kv_blocks[role]
-    if "decode" in layouts:
+    if "decode" in layouts and "decode" in out:
         out["requestStateBytes"], out["requestTokenBytes"] = read_bytes(layouts["decode"])
     return out
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybridpd_operator import names
-from hybridpd_operator.cluster_api import Cluster, NotFoundError
+from hybridpd_operator.cluster_api import Cluster, NotFoundError, RefusedError
 from hybridpd_operator.kinds import CHILD_KINDS, CONFIG_MAP, HYBRIDPD_SERVICE, POD
 from hybridpd_operator.observed import EngineSample, Observed, Pod, child_from, pod_from
 from hybridpd_operator.scrape import Scraper
@@ -69,6 +69,8 @@ def _model_config(
         data = cluster.get(CONFIG_MAP, namespace, name).get("data") or {}
     except NotFoundError:
         return None, f"expected a ConfigMap {name!r} in this namespace, got none"
+    except RefusedError as error:
+        return None, f"expected to read ConfigMap {name!r}, got {error.message}"
     if key not in data:
         return None, f"expected key {key!r} in ConfigMap {name!r}, got {sorted(data)}"
     try:

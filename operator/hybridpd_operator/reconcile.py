@@ -80,6 +80,7 @@ class Reconciler:
             now=_written(now),
             failure=outcome.failure,
             overdue_since=overdue_since,
+            waiting=outcome.waiting,
         )
         after = status.build(done)
         self._write_status(observed, after, done.now)

@@ -56,6 +56,7 @@ _CONTAINER_FIELDS: Mapping[str, str] = {
 }
 _ENGINE_FIELDS: Mapping[str, str] = {
     **_CONTAINER_FIELDS,
+    "envFrom": "spec.{role}.env, one variable at a time: whole ConfigMaps cannot be checked",
     "startupProbe": "spec.{role}.loadBudgetSeconds",
     "resources": "spec.{role}.resources",
 }

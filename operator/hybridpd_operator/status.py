@@ -13,7 +13,7 @@ from hybridpd_operator import names
 from hybridpd_operator.assessment import Assessment
 from hybridpd_operator.cluster_api import ClusterError
 from hybridpd_operator.kinds import Manifest
-from hybridpd_operator.observed import Observed, Pod
+from hybridpd_operator.observed import Observed, Pod, Ref
 from hybridpd_operator.plan import Plan
 from hybridpd_operator.problems import COMPATIBLE, NO_FACTS, Problem
 from hybridpd_operator.rollout import Phase
@@ -38,6 +38,8 @@ _ROLE_CONDITIONS: Final = {
 SCALED_TO_ZERO: Final = "ScaledToZero"
 #: Reason of ``Reconciling`` while the API server answers a write with an error of its own.
 RETRYING: Final = "Retrying"
+#: Reason of ``Reconciling`` while something that is being deleted has a child's name.
+WAITING: Final = "WaitingForDeletion"
 _SHOWN_PROBLEMS: Final = 16
 _MOST_PROBLEMS: Final = 64
 _MESSAGE_CHARACTERS: Final = 4096
@@ -56,7 +58,8 @@ class Pass:
     """Everything a pass found out. ``plan`` is None when the resource could not be read.
 
     ``failure`` is the answer that ended the writes early; they are tried again. Pods whose grace
-    ended before ``overdue_since`` will not go by themselves.
+    ended before ``overdue_since`` will not go by themselves. ``waiting`` are names that objects on
+    their way out still hold.
     """
 
     observed: Observed
@@ -67,6 +70,7 @@ class Pass:
     now: str
     failure: ClusterError | None = None
     overdue_since: str = ""
+    waiting: tuple[Ref, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -259,6 +263,9 @@ def _reconciling(one: Pass, found: Mapping[str, _Condition]) -> _Condition:
         return _Condition("False", "Stalled", "nothing more is tried until something changes")
     if one.failure:
         return _Condition("True", RETRYING, _failed(one, one.failure))
+    if one.waiting:
+        held = ", ".join(f"{ref.kind} {ref.name}" for ref in one.waiting)
+        return _Condition("True", WAITING, f"{held} of before: made anew when the old one is gone")
     decision = one.plan.decision
     if decision.phase is not Phase.STARTED:
         return _Condition("True", str(decision.phase), decision.message)

@@ -25,7 +25,7 @@ from hybridpd_operator.assessment import Assessment
 from hybridpd_operator.engine_settings import EngineSettings, engine_settings
 from hybridpd_operator.errors import InvalidSpecError
 from hybridpd_operator.facts import find_facts, model_facts
-from hybridpd_operator.forecast import forecast
+from hybridpd_operator.forecast import MOST_PAGE_BYTES, forecast
 from hybridpd_operator.names import ENGINE_ROLES
 from hybridpd_operator.problems import (
     CACHE_TOO_SMALL,
@@ -184,6 +184,14 @@ def check_tensor_parallel(pair: Pair) -> Iterator[Problem]:
 def check_planned(pair: Pair) -> Iterator[Problem]:
     """Each engine can be planned at all, TP sizes aside."""
     bad_tp = {problem.field for problem in check_tensor_parallel(pair)}
+    for role, geometry in pair.geometries.items():
+        if geometry.page_bytes > MOST_PAGE_BYTES:
+            text = (
+                f"expected pages of at most {MOST_PAGE_BYTES} bytes, got more than "
+                f"2**{geometry.page_bytes.bit_length() - 1}; correct the model's config.json or "
+                "the flags"
+            )
+            yield Problem(IMPOSSIBLE_ENGINE, f"spec.{role}", text)
     for role, error in pair.errors.items():
         if f"spec.{role}.tensorParallelSize" not in bad_tp:
             yield Problem(IMPOSSIBLE_ENGINE, f"spec.{role}", str(error))

@@ -292,8 +292,23 @@ def test_no_engine_image_anywhere_is_said_before_anything_starts(world: World) -
     assert world.condition("Ready")[0] == "True"
 
 
-def test_a_number_that_fits_no_status_is_refused(world: World) -> None:
-    world.create({"decode": {"extraArgs": ["--num-gpu-blocks-override", "9" * 30]}})
+def test_a_page_that_no_machine_has_is_refused(world: World) -> None:
+    draft = ["--speculative-config", '{"num_speculative_tokens": 100000000000}']
+    world.create({"engine": {"extraArgs": draft}})
+    world.run()
+    assert world.condition("Compatible") == ("False", "ImpossibleEngine")
+    assert "decode" not in world.status["geometry"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--num-gpu-blocks-override", "9" * 30],
+        ["--speculative-config", '{"num_speculative_tokens": ' + "9" * 30 + "}"],
+    ],
+)
+def test_a_number_that_fits_no_status_is_refused(world: World, arguments: list[str]) -> None:
+    world.create({"decode": {"extraArgs": arguments}})
     world.run()
     assert world.condition("Accepted")[0] == "False"
-    assert "kvBlocks" not in world.status.get("geometry", {}).get("decode", {})
+    assert "kvBlocks" not in world.status["geometry"]["decode"]

@@ -99,6 +99,8 @@ def test_children_of_a_deleted_namesake_are_waited_for(world: World) -> None:
     kinds_written = {what for _, what, _ in world.cluster.taken_writes()}
     assert kinds_written == {"status"}
     assert again == 2.0
+    assert world.condition("Reconciling") == ("True", "WaitingForDeletion")
+    assert "StatefulSet demo-prefill-" in world.message("Reconciling")
 
 
 def test_children_left_by_an_orphaning_delete_are_adopted(world: World) -> None:
@@ -154,6 +156,31 @@ def test_an_object_the_server_refuses_stalls_and_the_rest_is_applied(world: Worl
     assert world.condition("Stalled") == ("True", "ApplyRefused")
     assert "quota says no" in world.message("Stalled")
     assert len(world.cluster.names_of(kinds.STATEFULSET)) == 2
+
+
+def test_a_deletion_the_server_refuses_is_told(world: World) -> None:
+    world.create()
+    world.settle()
+    world.edit({"router": {"kind": "None"}})
+
+    def refuse(verb: str, kind: str, name: str) -> RefusedError | None:
+        return RefusedError(f"DELETE {name}", 403, "not here") if verb == "delete" else None
+
+    world.cluster.fail = refuse
+    world.run()
+    assert world.condition("Stalled") == ("True", "DeleteRefused")
+    assert "not here" in world.message("Stalled")
+
+
+def test_a_config_map_that_may_not_be_read_is_told(world: World) -> None:
+    def refuse(verb: str, kind: str, name: str) -> RefusedError | None:
+        return RefusedError("GET", 403, "no right to it") if kind == "ConfigMap" else None
+
+    world.cluster.fail = refuse
+    world.create({"model": {"id": "a/b", "config": {"configMap": {"name": "facts"}}}})
+    world.run()
+    assert world.condition("Compatible") == ("False", "BadModelConfig")
+    assert "no right to it" in world.message("Compatible")
 
 
 def stray_pod(world: World, role: str) -> None:

@@ -138,6 +138,7 @@ def engine(**fields: Any) -> dict[str, Any]:
         (engine(args=[]), "spec.containers[0].args", "spec.prefill.extraArgs"),
         (engine(command=[]), "spec.containers[0].command", "spec.prefill.extraArgs"),
         (engine(resources={}), "spec.containers[0].resources", "spec.prefill.resources"),
+        (engine(envFrom=[]), "spec.containers[0].envFrom", "spec.prefill.env"),
         (engine(startupProbe={}), "spec.containers[0].startupProbe", "loadBudgetSeconds"),
         (
             engine(lifecycle={"preStop": {}}),
