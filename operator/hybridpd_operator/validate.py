@@ -167,7 +167,11 @@ def check_tensor_parallel(pair: Pair) -> Iterator[Problem]:
     """Both TP sizes divide what they shard; they need not divide each other."""
     sizes = {role: settings.tp_size for role, settings in pair.settings.items()}
     by_role: dict[str, list[TpProblem]] = {}
-    for problem in tp_problems(pair.model, sizes["prefill"], sizes["decode"]):
+    try:
+        problems = tp_problems(pair.model, sizes["prefill"], sizes["decode"])
+    except GeometryError:
+        return  # The model's own dtype is none; told where the engines are planned with it.
+    for problem in problems:
         by_role.setdefault(problem.field.removesuffix("_tp"), []).append(problem)
     for role, found in by_role.items():
         shared = ", ".join(
