@@ -110,8 +110,17 @@ class Engine:
     """One engine with all its ranks."""
 
     def __init__(
-        self, world, name, role, model=HYBRID, tp_size=1, blocks=24, policy="fail", port=None,
-        lease_seconds=LEASE_SECONDS, **engine_facts,
+        self,
+        world,
+        name,
+        role,
+        model=HYBRID,
+        tp_size=1,
+        blocks=24,
+        policy="fail",
+        port=None,
+        lease_seconds=LEASE_SECONDS,
+        **engine_facts,
     ):
         self.world, self.name, self.policy = world, name, policy
         facts = EngineFacts(tp_size, packing=engine_facts.pop("packing", "token"), **engine_facts)

@@ -60,9 +60,7 @@ def test_decode_cell(state, event, expected):
     check(next_decode, state, event, expected)
 
 
-@pytest.mark.parametrize(
-    ("state", "event", "expected"), cells(PREFILL_ROWS, Prefill, PrefillEvent)
-)
+@pytest.mark.parametrize(("state", "event", "expected"), cells(PREFILL_ROWS, Prefill, PrefillEvent))
 def test_prefill_cell(state, event, expected):
     check(next_prefill, state, event, expected)
 

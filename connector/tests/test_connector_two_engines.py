@@ -28,9 +28,7 @@ def prefilled(p, length, request_id="p1", seed=0):
 def loaded(world, d, request_id):
     """Schedule a load on ``d`` and step everybody until it has ended."""
     d.schedule(request_id)
-    world.until(
-        lambda: request_id not in d.requests or d.requests[request_id].status == "running"
-    )
+    world.until(lambda: request_id not in d.requests or d.requests[request_id].status == "running")
 
 
 def all_free(engine, blocks=24):
@@ -183,10 +181,16 @@ def test_two_prompts_in_one_call_get_the_first_ones_params(world):
     world.until(lambda: all_free(p))
 
 
-@pytest.mark.parametrize("damage", [
-    {"remote_block_ids": "x"}, {"hybridpd": None}, {"remote_port": 0}, {"do_remote_prefill": "yes"},
-    {"do_remote_decode": True},
-])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"remote_block_ids": "x"},
+        {"hybridpd": None},
+        {"remote_port": 0},
+        {"do_remote_prefill": "yes"},
+        {"do_remote_decode": True},
+    ],
+)
 def test_damaged_params_fail_the_load_and_nothing_else(world, damage):
     p = world.engine("p", "producer")
     d = world.engine("d", "consumer")
