@@ -220,7 +220,6 @@ class LeaseKey(NamedTuple):
 class _Want:
     users: set[str]
     lease_seconds: float
-    renewed_at: float
     renew_due_at: float
 
 
@@ -250,7 +249,7 @@ class ConsumerLeases:
             return False
         want = self._wants.get(key)
         if want is None:
-            self._wants[key] = _Want({d_request}, lease_seconds, now, now)
+            self._wants[key] = _Want({d_request}, lease_seconds, now)
             self._earliest_due = min(self._earliest_due, now)
         else:
             want.users.add(d_request)
@@ -263,24 +262,12 @@ class ConsumerLeases:
         due: dict[str, list[str]] = {}
         for key, want in self._wants.items():
             if want.renew_due_at <= now:
-                want.renewed_at = now
                 want.renew_due_at = now + want.lease_seconds / RENEWALS_PER_LEASE
                 due.setdefault(key.engine_id, []).append(key.p_request)
         self._earliest_due = min(
             (want.renew_due_at for want in self._wants.values()), default=float("inf")
         )
         return {engine_id: tuple(requests) for engine_id, requests in due.items()}
-
-    def lapses_at(self, key: LeaseKey) -> float:
-        """When P may end the lease if every renewal since the last sent one is lost.
-
-        A read that would start later than this is not worth starting. It is no proof for a read
-        that has ended: that proof is the lease board's.
-        """
-        want = self._wants.get(key)
-        if want is None:
-            raise StateError("lease", "a wanted prefill", key)
-        return want.renewed_at + want.lease_seconds
 
     def is_wanted(self, key: LeaseKey) -> bool:
         return key in self._wants

@@ -75,11 +75,6 @@ class EngineGeometry:
             raise GeometryError("memory_bytes", "zero or more", memory_bytes)
         return memory_bytes // (self.region_count * self.page_bytes)
 
-    def state_request_bytes(self) -> int:
-        """Real state bytes of one request on one rank, over all state layers."""
-        layers = sum(len(group.layers) for group in self.groups if group.kind == STATE)
-        return layers * self.state_bytes
-
 
 def resolve_engine(model: ModelFacts, engine: EngineFacts) -> EngineFacts:
     """`engine` with every `auto` replaced by what vLLM chooses for `model`."""

@@ -221,7 +221,6 @@ def test_the_first_renewal_is_due_at_arrival_and_then_regularly(wanted):
     assert wanted.renewals(0.0) == {"p": ("p1",)}
     assert wanted.renewals(LEASE / RENEWALS_PER_LEASE - 0.001) == {}
     assert wanted.renewals(LEASE / RENEWALS_PER_LEASE) == {"p": ("p1",)}
-    assert wanted.lapses_at(KEY) == LEASE / RENEWALS_PER_LEASE + LEASE
 
 
 def test_renewals_are_grouped_by_engine(wanted):
@@ -281,5 +280,3 @@ def test_our_own_mistakes_are_named():
     leases = ConsumerLeases()
     with pytest.raises(StateError, match="lease_seconds"):
         leases.acquire(KEY, "d1", 0, now=0.0)
-    with pytest.raises(StateError, match="wanted prefill"):
-        leases.lapses_at(KEY)

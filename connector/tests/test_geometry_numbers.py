@@ -124,7 +124,7 @@ def test_published_models(case: Case) -> None:
     assert geometry.region_count == case.regions
     assert sum(group.kind == "state" for group in geometry.groups) == case.state_groups
     assert geometry.padding_slots == case.padding_slots
-    mib = geometry.state_request_bytes() / 2**20
+    mib = geometry.state_bytes * len(case.facts.state_layers) / 2**20
     assert mib == pytest.approx(case.state_mib, abs=0.06)
 
 
