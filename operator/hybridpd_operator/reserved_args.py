@@ -82,6 +82,7 @@ OWNED_FLAGS: tuple[Owned, ...] = (
     Owned("ssl-certfile", _SERVER),
     Owned("ssl-ca-certs", _SERVER),
     Owned("root-path", _SERVER),
+    Owned("disable-log-stats", "nothing: KVTransferVerified reads the metrics it takes away"),
     Owned("config", "one entry of extraArgs per flag: a file would hide flags from the check"),
 )
 

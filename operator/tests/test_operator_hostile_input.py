@@ -13,9 +13,13 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operator_world import SPEC
+from operator_world import resource as patched
 
-from hybridpd_operator import cli
+from hybridpd_operator import cli, problems
+from hybridpd_operator.catalogue import config_of
 from hybridpd_operator.report import text
+from hybridpd_operator.validate import assess
 
 SCALARS = (
     st.none()
@@ -170,3 +174,17 @@ def test_deeply_nested_json_in_a_flag() -> None:
     spec = copy.deepcopy(FULL)
     spec["decode"]["extraArgs"] = ["--hf-overrides", "[" * 1000]
     answered(resource(spec))
+
+
+@pytest.mark.parametrize(
+    ("engine", "reasons"),
+    [({}, {problems.IMPOSSIBLE_ENGINE}), ({"ssmCacheDtype": "float32"}, set())],
+    ids=["used", "overridden"],
+)
+def test_a_config_with_a_dtype_that_is_none_is_told(
+    engine: dict[str, Any], reasons: set[str]
+) -> None:
+    known = config_of(SPEC["model"]["id"]) or {}
+    model = {"config": {"inline": {**known, "mamba_ssm_cache_dtype": "float33"}}}
+    verdict = assess(patched({"model": model, "engine": engine}))
+    assert {problem.reason for problem in verdict.problems} == reasons

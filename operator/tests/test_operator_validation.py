@@ -334,19 +334,6 @@ def test_an_unknown_model_is_unknown_and_may_start() -> None:
     assert verdict.geometry is None
 
 
-@pytest.mark.parametrize(
-    ("engine", "reasons"),
-    [({}, {problems.IMPOSSIBLE_ENGINE}), ({"ssmCacheDtype": "float32"}, set())],
-    ids=["used", "overridden"],
-)
-def test_a_config_with_a_dtype_that_is_none_is_told(
-    engine: dict[str, Any], reasons: set[str]
-) -> None:
-    config = {**(config_of(NANO) or {}), "mamba_ssm_cache_dtype": "float33"}
-    verdict = judge({"model": {"config": {"inline": config}}, "engine": engine})
-    assert {problem.reason for problem in verdict.problems} == reasons
-
-
 def test_a_type_without_a_reader_is_unknown_too() -> None:
     verdict = judge({"model": {"config": {"inline": {"model_type": "rwkv"}}}})
     assert (verdict.compatible, verdict.may_start) == (None, True)
