@@ -89,6 +89,8 @@ def test_what_transformers_writes_gives_the_same_facts(entry, installed):
     """A checkpoint saved by this transformers has other names for layers; the facts are equal."""
     written = {**installed["written"][entry.name], "dtype": entry.config["dtype"]}
     theirs, ours = facts_from_config(written), facts_from_config(entry.config)
+    if "vocab_size" not in entry.config:  # the entry's source does not state it
+        theirs = dataclasses.replace(theirs, vocab=None)
     assert dataclasses.asdict(theirs) == dataclasses.asdict(ours)
 
 
