@@ -23,6 +23,7 @@ from services import Pair, example, nowhere
 NAMESPACE = "hybridpd-e2e"
 # Cheap tests first; the deletion of the real pair last.
 ORDER = (
+    "test_e2e_binaries.py",
     "test_e2e_cluster.py",
     "test_e2e_demo.py",
     "test_e2e_chart.py",

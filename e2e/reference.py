@@ -6,8 +6,6 @@ operator, so that a fault of the operator's rendering cannot hide in both.
 
 from __future__ import annotations
 
-from typing import Any
-
 import completions
 import waits
 from kubectl import Kubectl, Object
@@ -21,21 +19,30 @@ USER = 1000
 def pod_of(service: Object) -> Object:
     """The pod of a single engine for a service whose engines run from folders of the node."""
     spec = service["spec"]
-    template = spec["prefill"]["podTemplate"]["spec"]
-    model = spec["model"]
-    mounts = [
-        {"name": "model", "mountPath": MODEL_FOLDER, "readOnly": True},
-        {"name": "tmp", "mountPath": "/tmp"},
-        {"name": "shm", "mountPath": "/dev/shm"},
-        *template["containers"][0]["volumeMounts"],
-    ]
     volumes = [
-        {"name": "model", "hostPath": {"path": model["source"]["hostPath"]["path"]}},
+        {"name": "model", "hostPath": {"path": spec["model"]["source"]["hostPath"]["path"]}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
-        *template["volumes"],
+        *spec["prefill"]["podTemplate"]["spec"]["volumes"],
     ]
-    container: dict[str, Any] = {
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": POD},
+        "spec": {
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 5,
+            "containers": [_engine(spec)],
+            "volumes": volumes,
+        },
+    }
+
+
+def _engine(spec: Object) -> Object:
+    model, template = spec["model"], spec["prefill"]["podTemplate"]["spec"]
+    return {
         "name": "engine",
         "image": spec["engine"]["image"],
         "imagePullPolicy": spec["engine"]["imagePullPolicy"],
@@ -65,20 +72,12 @@ def pod_of(service: Object) -> Object:
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": mounts,
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": POD},
-        "spec": {
-            "enableServiceLinks": False,
-            "automountServiceAccountToken": False,
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 5,
-            "containers": [container],
-            "volumes": volumes,
-        },
+        "volumeMounts": [
+            {"name": "model", "mountPath": MODEL_FOLDER, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            *template["containers"][0]["volumeMounts"],
+        ],
     }
 
 

@@ -6,9 +6,11 @@ The text of every documented example and of every file in plan_inputs is a golde
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,12 @@ def test_what_kubectl_calls_a_list_of_services_is_opened(
     path = tmp_path / "input.json"
     path.write_text(f'{{"kind": "HybridPDServiceList", "items": [{service}]}}', encoding="utf-8")
     assert run(capsys, path)[0] == cli.EXIT_UNKNOWN
+
+
+def test_the_installed_command_is_this_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["hybridpd"].partition(":")
+    assert getattr(importlib.import_module(module), function) is cli.main
 
 
 def test_a_missing_file_is_bad_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Left out on purpose: what ruff, mypy and import-linter already enforce.
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE_LINES = 400
+FUNCTION_LINES = 60
 # Modules that may be longer, each with the reason; an entry that is no longer needed fails too.
 LONGER_MODULES: dict[str, str] = {}
 FOREIGN_HOSTS = re.compile(
@@ -63,6 +65,18 @@ def test_modules_stay_within_the_size_budget() -> None:
     assert over == {}, f"over {MODULE_LINES} lines: split it, or name it with its reason"
     stale = [name for name in LONGER_MODULES if sizes.get(name, 0) <= MODULE_LINES]
     assert stale == [], "no longer over the budget: remove the exception"
+
+
+def test_functions_stay_within_the_size_budget() -> None:
+    over = {
+        f"{path.relative_to(ROOT)}: {node.name}": node.end_lineno - node.lineno + 1
+        for path in tracked("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= FUNCTION_LINES
+    }
+    assert over == {}, f"over {FUNCTION_LINES} lines: name the parts"
 
 
 def test_only_the_agent_loads_nixl() -> None:
