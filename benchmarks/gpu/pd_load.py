@@ -13,14 +13,7 @@ from typing import Any
 
 import aiohttp
 
-ASK_PREFILL = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
+from hybridpd_testkit.pd_client import PREFILL_PARAMS
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,7 @@ async def one_request(
     started, answered = time.perf_counter(), None
     body = dict(body)
     if prefill is not None:
-        ask = {**body, "max_tokens": 1, "kv_transfer_params": ASK_PREFILL}
+        ask = {**body, "max_tokens": 1, "kv_transfer_params": PREFILL_PARAMS}
         async with session.post(f"{prefill}/v1/completions", json=ask) as response:
             response.raise_for_status()
             body["kv_transfer_params"] = (await response.json())["kv_transfer_params"]
