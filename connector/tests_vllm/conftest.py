@@ -1,6 +1,4 @@
-"""Real engines, shared by all tests of this folder and never more than a few at a time."""
-
-from collections import OrderedDict
+"""Real engines, shared by all tests of this folder, one family at a time."""
 
 import pytest
 
@@ -20,7 +18,6 @@ from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.pd_client import Pair
 from hybridpd_testkit.probe_orders import ProbeOrders
 
-MAX_ALIVE = 6
 BRIEF_LEASE_SECONDS = 6
 ADAPTERS = {"red": 1, "blue": 2}  # name → seed
 # Longest first: a test's family is the first of these in its name, the last one without any.
@@ -38,14 +35,14 @@ def pytest_collection_modifyitems(items):
 
 
 class EnginePool:
-    """Engines by name. Asking for several starts the missing ones together; the least recently
-    used make room."""
+    """Engines by name. Asking for several starts the missing ones together; engines of another
+    family end first."""
 
     def __init__(self, directory, report):
         self._directory = directory
         self._report = report
         self._nursery = Nursery(engine_python(), base_environment())
-        self._alive: OrderedDict[str, Engine] = OrderedDict()
+        self._alive: dict[str, Engine] = {}
 
     def checkpoint(self, family):
         path = self._directory / "checkpoints" / family
@@ -98,8 +95,8 @@ class EnginePool:
 
     def engines(self, family, *kinds):
         specs = [self.spec(family, kind) for kind in kinds]
+        self._stop_other_families(family)
         missing = [spec for spec in specs if spec.name not in self._alive]
-        self._make_room(len(missing), {spec.name for spec in specs})
         for spec in missing:
             self._alive[spec.name] = Engine(spec, self._directory / "logs", self._nursery)
             self._alive[spec.name].start()
@@ -113,13 +110,12 @@ class EnginePool:
             except EngineFailedError:
                 stop_all([self._alive.pop(spec.name)])
                 raise
-            self._alive.move_to_end(spec.name)
         return tuple(self._alive[spec.name] for spec in specs)
 
-    def _make_room(self, wanted, keep):
-        idle = [name for name in self._alive if name not in keep]
-        too_many = max(0, len(self._alive) + wanted - MAX_ALIVE)
-        stop_all([self._alive.pop(name) for name in idle[:too_many]])
+    def _stop_other_families(self, family):
+        """Tests run family by family, see `pytest_collection_modifyitems`."""
+        others = [e for e in self._alive.values() if e.spec.checkpoint.name != family]
+        stop_all([self._alive.pop(engine.spec.name) for engine in others])
 
     def stop(self):
         stop_all(self._alive.values())

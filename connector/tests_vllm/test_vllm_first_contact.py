@@ -49,10 +49,9 @@ def test_vllm_first_contact_abandoned_while_p_is_frozen(pool):
     params = pair.prefill_only(prompts()[PROMPT])
     prefill.send_signal(signal.SIGSTOP)
     try:
-        request = OpenRequest(decode, prompts()[PROMPT], MAX_TOKENS, kv_transfer_params=params)
-        waiting = "vllm:num_requests_waiting"
-        wait_until(lambda: decode.metrics().total(waiting) > 0, "D waits for the load")
-        request.abandon()
+        with OpenRequest(decode, prompts()[PROMPT], MAX_TOKENS, kv_transfer_params=params):
+            waiting = "vllm:num_requests_waiting"
+            wait_until(lambda: decode.metrics().total(waiting) > 0, "D waits for the load")
         time.sleep(1.0)  # the abort happens while P is still frozen
     finally:
         prefill.send_signal(signal.SIGCONT)

@@ -1,5 +1,6 @@
 """P keeps a prefill as long as D renews it, and not longer. P's lease is short here."""
 
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +18,7 @@ from hybridpd_testkit.pd_client import (
 from hybridpd_testkit.processes import HttpError
 
 STEP_SECONDS = 25.0
+BLOCKERS = 6
 PROMPT = random_prompt(200, 55)
 EXPIRED = "hybridpd_leases_expired_total"
 
@@ -27,18 +29,18 @@ def lease_seconds(engine):
 
 def hold_in_queue(pair, params, during):
     """Send the decode while others occupy D, run ``during``, let D go on; the answer."""
-    blockers = [OpenRequest(pair.decode, [9, 8, 7], 2000) for _ in range(6)]
-    try:
-        with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
+        with contextlib.ExitStack() as blockers:
+            for _ in range(BLOCKERS):
+                blockers.enter_context(OpenRequest(pair.decode, [9, 8, 7], 2000))
+            waiting = "vllm:num_requests_waiting"
+            wait_until(
+                lambda: pair.decode.metrics().total(waiting) == BLOCKERS - 1, "D is occupied"
+            )
             answer = pool.submit(pair.decode_only, PROMPT, params, MAX_TOKENS)
             during()
             assert not answer.done()
-            for blocker in blockers:
-                blocker.abandon()
-            return answer.result()
-    finally:
-        for blocker in blockers:
-            blocker.abandon()
+        return answer.result()
 
 
 def check_loaded_late(pair, during):

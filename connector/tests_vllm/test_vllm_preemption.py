@@ -3,11 +3,11 @@
 from hybridpd_testkit.expectations import random_prompt
 from hybridpd_testkit.pd_client import Pair, complete, evidence, require_nothing_left
 
-# D has 25 usable blocks. A request loads into three state blocks and one attention page; ten
-# tokens later it needs a second page, which six such requests cannot all have.
+# D has 25 usable blocks. A request loads into three state blocks and one attention page; later it
+# needs a second page, which six such requests cannot all have.
 IN_FLIGHT = 6
-PROMPT_TOKENS = 120
-MAX_TOKENS = 64
+PROMPT_TOKENS = 60
+MAX_TOKENS = 96
 
 
 def test_vllm_preemption_after_the_load(pool):

@@ -106,35 +106,32 @@ def test_vllm_requests_state_is_gone_after_the_last_reader(nemotron):
 def test_vllm_requests_abandoned_in_d_queue_frees_p(brief_queue):
     """A request that dies in D's queue, before any block, gives P's blocks back at once."""
     prompt, _ = two_prompts()
-    decode = brief_queue.decode
-    blocker = OpenRequest(decode, [9, 8, 7], 1900)
-    params = brief_queue.prefill_only(prompt)
-    before = brief_queue.prefill.metrics()
-    request = OpenRequest(decode, prompt, MAX_TOKENS, kv_transfer_params=params)
-    wait_until(
-        lambda: decode.metrics().total("vllm:num_requests_waiting") > 0, "the request queues"
-    )
-    request.abandon()
-    wait_until(
-        lambda: (
-            brief_queue.prefill.metrics().since(before).total("hybridpd_leases_released_total") == 1
-        ),
-        "D has released it",
-    )
-    blocker.abandon()
-    require_nothing_left(brief_queue.prefill, decode)
-    growth = brief_queue.prefill.metrics().since(before)
-    assert growth.total("hybridpd_leases_expired_total") == 0
+    prefill, decode = brief_queue.prefill, brief_queue.decode
+    with OpenRequest(decode, [9, 8, 7], 1900):
+        wait_for_gauge(decode, "vllm:num_requests_running")
+        params = brief_queue.prefill_only(prompt)
+        before = prefill.metrics()
+        with OpenRequest(decode, prompt, MAX_TOKENS, kv_transfer_params=params):
+            wait_for_gauge(decode, "vllm:num_requests_waiting")
+        released = "hybridpd_leases_released_total"
+        wait_until(
+            lambda: prefill.metrics().since(before).total(released) == 1, "D has released it"
+        )
+    require_nothing_left(prefill, decode)
+    assert prefill.metrics().since(before).total("hybridpd_leases_expired_total") == 0
 
 
 def test_vllm_requests_abandoned_while_decoding_frees_both(nemotron):
     prompt, _ = two_prompts()
     params = nemotron.prefill_only(prompt)
     before = nemotron.decode.metrics()
-    request = OpenRequest(nemotron.decode, prompt, 1500, kv_transfer_params=params)
-    wait_until(
-        lambda: nemotron.decode.metrics().since(before).total("hybridpd_loads_total") == 1,
-        "D has loaded it",
-    )
-    request.abandon()
+    with OpenRequest(nemotron.decode, prompt, 1500, kv_transfer_params=params):
+        wait_until(
+            lambda: nemotron.decode.metrics().since(before).total("hybridpd_loads_total") == 1,
+            "D has loaded it",
+        )
     require_nothing_left(nemotron.prefill, nemotron.decode)
+
+
+def wait_for_gauge(engine, name):
+    wait_until(lambda: engine.metrics().total(name) > 0, f"{engine.describe()}: {name} above 0")

@@ -6,6 +6,7 @@ other keys present with null. The answer's ``kv_transfer_params`` go to D as the
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -98,7 +99,10 @@ def _answer(document: Mapping[str, Any]) -> Answer:
 
 
 class OpenRequest:
-    """A completion that its client may abandon, as a user does who closes the browser."""
+    """A completion that its client may abandon, as a user does who closes the browser.
+
+    As a context manager it is abandoned at the end of the block.
+    """
 
     def __init__(self, engine: Engine, prompt: Prompt, max_tokens: int, **fields: Any) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=300)
@@ -106,10 +110,17 @@ class OpenRequest:
         headers = {"Content-Type": "application/json"}
         self._connection.request("POST", "/v1/completions", json.dumps(document), headers)
 
+    def __enter__(self) -> OpenRequest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
     def abandon(self) -> None:
-        """Close the connection; the engine aborts the request."""
+        """Close the connection; the engine aborts the request. Again does nothing."""
         if self._connection.sock is not None:
-            self._connection.sock.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
 
