@@ -19,6 +19,7 @@ from hybridpd_connector.vllm_compat import (
     check_conv_layout,
 )
 from hybridpd_geometry import (
+    CARRIED,
     CacheLayout,
     LayerGeometry,
     RankPlacement,
@@ -37,7 +38,6 @@ from hybridpd_geometry import (
 
 ATTENTION_SPECS = ("FullAttentionSpec",)
 STATE_SPECS = ("MambaSpec",)
-FAMILIES = {"mamba2": "MAMBA2"}
 CPU_PACKINGS = {"vec": "cpu_vec", "amx": "cpu_amx"}
 
 
@@ -259,9 +259,9 @@ class _LayerBuilder:
         config = self._vllm_config.model_config.hf_text_config.to_dict()
         facts = facts_from_config(config).state
         kind = getattr(spec.mamba_type, "name", str(spec.mamba_type))
-        if facts is None or FAMILIES.get(facts.family) != kind:
+        if facts is None or CARRIED.get(facts.family) != kind:
             raise UnsupportedEngineError(
-                f"state of {name}", f"one of {', '.join(FAMILIES)}", facts and facts.family
+                f"state of {name}", f"one of {', '.join(CARRIED)}", facts and facts.family
             )
         if getattr(spec, "tp_replicated", False) or len(spec.shapes) != 2:
             raise UnsupportedEngineError(

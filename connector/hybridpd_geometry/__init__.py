@@ -43,6 +43,7 @@ from hybridpd_geometry.compatibility import (
     compare,
     legal_tp_sizes,
     nearest_legal_tp,
+    not_carried,
     tp_problems,
 )
 from hybridpd_geometry.descriptors import DescriptorTable, IdBatch, IdRun, build_table
@@ -59,7 +60,7 @@ from hybridpd_geometry.engine import (
 from hybridpd_geometry.errors import GeometryError, UnknownModelError
 from hybridpd_geometry.exact import divide_exact
 from hybridpd_geometry.facts import AttentionFacts, EngineFacts, ModelFacts, StateFacts
-from hybridpd_geometry.families import FAMILIES, conv_columns, state_sections
+from hybridpd_geometry.families import CARRIED, FAMILIES, conv_columns, state_sections
 from hybridpd_geometry.layers import (
     ATTENTION,
     STATE,
@@ -91,6 +92,7 @@ __all__ = [
     "AUTO",
     "AttentionFacts",
     "BlockOverlap",
+    "CARRIED",
     "CacheLayout",
     "DTYPE_BYTES",
     "DescriptorTable",
@@ -142,6 +144,7 @@ __all__ = [
     "legal_tp_sizes",
     "local_zero_runs",
     "nearest_legal_tp",
+    "not_carried",
     "owned",
     "place",
     "plan_engine",

@@ -111,6 +111,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     }
 )
 
+CARRIED: Mapping[str, str] = MappingProxyType({"mamba2": "MAMBA2"})
+"""Families whose states this release moves, with vLLM's name of each (`MambaSpec.mamba_type`).
+
+The other rows are sized, and refused before anything starts: no engine has shown them to be right.
+"""
+
 
 def family_of(facts: StateFacts) -> Family:
     """The table row of `facts`, after checking that every dimension it needs is there."""

@@ -47,6 +47,8 @@ RESERVED_POD_FIELD: Final = "ReservedPodField"
 # --- decided with the model's facts ---------------------------------------------------------------
 #: The config.json given in the resource cannot be turned into facts.
 BAD_MODEL_CONFIG: Final = "BadModelConfig"
+#: The model has layers whose cache the connector does not move.
+UNSUPPORTED_MODEL: Final = "UnsupportedModel"
 #: A TP size does not divide a dimension that it shards.
 TENSOR_PARALLEL_SIZE: Final = "TensorParallelSize"
 #: `maxModelLen` is longer than the model's context.
@@ -79,6 +81,7 @@ SPEC_REASONS: Final = (
 )
 MODEL_REASONS: Final = (
     BAD_MODEL_CONFIG,
+    UNSUPPORTED_MODEL,
     TENSOR_PARALLEL_SIZE,
     MAX_MODEL_LEN,
     CACHE_TOO_SMALL,

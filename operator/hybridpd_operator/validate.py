@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridpd_geometry import (
+    CARRIED,
     CacheLayout,
     EngineFacts,
     EngineGeometry,
@@ -18,6 +19,7 @@ from hybridpd_geometry import (
     TpProblem,
     compare,
     layout_of,
+    not_carried,
     plan_engine,
     tp_problems,
 )
@@ -34,6 +36,7 @@ from hybridpd_operator.problems import (
     LAYOUT_MISMATCH,
     MAX_MODEL_LEN,
     TENSOR_PARALLEL_SIZE,
+    UNSUPPORTED_MODEL,
     Problem,
 )
 from hybridpd_operator.spec import CPU, Service, parse_service
@@ -161,6 +164,18 @@ _DIMENSIONS: Mapping[str, str] = {
     "v": "value heads of the linear attention",
     "ssm": "state heads",
 }
+
+
+def check_carried(pair: Pair) -> Iterator[Problem]:
+    """The connector moves every kind of layer that the model has; engines refuse others too."""
+    kinds = not_carried(pair.model)
+    if kinds:
+        text = (
+            f"expected layers of full attention and of {' or '.join(CARRIED)} state, got "
+            f"{' and '.join(kinds)}; the connector of this version does not move these: serve the "
+            "model without it, or choose another"
+        )
+        yield Problem(UNSUPPORTED_MODEL, "spec.model.id", text)
 
 
 def check_tensor_parallel(pair: Pair) -> Iterator[Problem]:
@@ -292,6 +307,7 @@ def blocks_of_request(geometry: EngineGeometry, tokens: int) -> int:
 
 #: The checks of the pair, in the order in which their problems are told.
 PAIR_CHECKS: tuple[Check, ...] = (
+    check_carried,
     check_tensor_parallel,
     check_planned,
     check_max_model_len,

@@ -6,7 +6,6 @@ itself (test_geometry_*).
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ def judge(spec: dict[str, Any], name: str = "demo", **config: Any) -> Assessment
         "apiVersion": "hybridpd.dev/v1alpha1",
         "kind": "HybridPDService",
         "metadata": {"name": name},
-        "spec": merge(copy.deepcopy(base), spec),
+        "spec": merge(base, spec),
     }
     return assess(resource, **config)
 
@@ -154,6 +153,12 @@ MODEL_CASES: tuple[tuple[str, dict[str, Any], str, tuple[str, ...]], ...] = (
         {"model": {"config": {"inline": {"model_type": "falcon_h1"}}}},
         "spec.model.config",
         ("config.num_hidden_layers",),
+    ),
+    (
+        problems.UNSUPPORTED_MODEL,
+        {"model": {"id": "Qwen/Qwen3-Next-80B-A3B-Instruct"}},
+        "spec.model.id",
+        ("mamba2 state", "gdn state"),
     ),
     (
         problems.TENSOR_PARALLEL_SIZE,
@@ -321,8 +326,8 @@ def test_pairs_that_fit(spec: dict[str, Any]) -> None:
 
 def test_larger_nodes_can_be_named() -> None:
     wide = {"tensorParallelSize": 16, "gpuProducts": ["Example-NVL16"]}
-    model = {"id": "Qwen/Qwen3-Next-80B-A3B-Instruct"}
-    assert judge({"model": model, "prefill": wide}).problems == ()
+    inline = {**(config_of(NANO) or {}), "n_groups": 16}
+    assert judge({"model": {"config": {"inline": inline}}, "prefill": wide}).problems == ()
 
 
 def test_an_unknown_model_is_unknown_and_may_start() -> None:
