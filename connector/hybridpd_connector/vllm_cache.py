@@ -20,6 +20,7 @@ from hybridpd_connector.vllm_compat import (
 )
 from hybridpd_geometry import (
     CARRIED,
+    WIRE_VERSION,
     CacheLayout,
     LayerGeometry,
     RankPlacement,
@@ -114,7 +115,7 @@ def read_cache(
             model_id=str(model.model),
             revision=model.revision,
             vllm_version=vllm_version,
-            wire_version=1,
+            wire_version=WIRE_VERSION,
             tp_size=tp_size,
             block_tokens=builder.block_tokens,
             kernel_block_tokens=builder.kernel_block_tokens,

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybridpd_connector.errors import ConnectorError
+from hybridpd_geometry import STATE_MODES
 
 OLDEST = (0, 30)
 NEWEST = (0, 33)
 CACHE_LAYOUT = "LBHNC"
 CONV_LAYOUTS = ("DS", "SD")
-CACHE_MODES = ("none", "align")
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 MAX_ENGINE_ID = 256
 ROLES = {"kv_producer": "producer", "kv_consumer": "consumer", "kv_both": "both"}
@@ -121,9 +121,9 @@ def check_settings(settings: EngineSettings) -> None:
     ):
         if value != 1:
             raise UnsupportedEngineError(field, "1", value, "use tensor parallelism instead")
-    if settings.mamba_cache_mode not in CACHE_MODES:
+    if settings.mamba_cache_mode not in STATE_MODES:
         raise UnsupportedEngineError(
-            "mamba_cache_mode", " or ".join(CACHE_MODES), settings.mamba_cache_mode
+            "mamba_cache_mode", " or ".join(STATE_MODES), settings.mamba_cache_mode
         )
     if settings.replay_ssm:
         raise UnsupportedEngineError(

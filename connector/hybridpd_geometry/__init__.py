@@ -60,7 +60,7 @@ from hybridpd_geometry.engine import (
 from hybridpd_geometry.errors import GeometryError, UnknownModelError
 from hybridpd_geometry.exact import divide_exact
 from hybridpd_geometry.facts import AttentionFacts, EngineFacts, ModelFacts, StateFacts
-from hybridpd_geometry.families import CARRIED, FAMILIES, conv_columns, state_sections
+from hybridpd_geometry.families import CARRIED, FAMILIES, STATE_MODES, conv_columns, state_sections
 from hybridpd_geometry.layers import (
     ATTENTION,
     STATE,
@@ -121,6 +121,7 @@ __all__ = [
     "Row",
     "Run",
     "STATE",
+    "STATE_MODES",
     "Section",
     "Segment",
     "StateFacts",

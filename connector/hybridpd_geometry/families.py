@@ -117,6 +117,9 @@ CARRIED: Mapping[str, str] = MappingProxyType({"mamba2": "MAMBA2"})
 The other rows are sized, and refused before anything starts: no engine has shown them to be right.
 """
 
+STATE_MODES = ("none", "align")
+"""Values of vLLM's `--mamba-cache-mode` in which one block holds all of a request's state."""
+
 
 def family_of(facts: StateFacts) -> Family:
     """The table row of `facts`, after checking that every dimension it needs is there."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from hybridpd_geometry import (
     CARRIED,
+    STATE_MODES,
     CacheLayout,
     EngineFacts,
     EngineGeometry,
@@ -18,6 +19,7 @@ from hybridpd_geometry import (
     ModelFacts,
     TpProblem,
     compare,
+    element_bytes,
     layout_of,
     not_carried,
     plan_engine,
@@ -216,6 +218,22 @@ def check_planned(pair: Pair) -> Iterator[Problem]:
             yield Problem(IMPOSSIBLE_ENGINE, f"spec.{role}", str(error))
 
 
+def check_startable(pair: Pair) -> Iterator[Problem]:
+    """What the connector refuses when an engine starts, told before one does."""
+    engine, found = pair.service.spec.engine, dict[Problem, None]()
+    for role, settings in pair.settings.items():
+        mode, layout = settings.mamba_cache_mode, pair.layouts.get(role)
+        if engine.prefix_caching and mode is not None and mode not in STATE_MODES:
+            where = settings.origin.get("mamba-cache-mode", f"spec.{role}.extraArgs")
+            text = f"expected {' or '.join(STATE_MODES)}, got {mode}; remove --mamba-cache-mode"
+            found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
+        if engine.device == CPU and layout and element_bytes(layout.kv_dtype, "kv_dtype") == 1:
+            where = settings.origin.get("kv-cache-dtype", "spec.engine.kvCacheDtype")
+            text = f"expected auto on a CPU, got {layout.kv_dtype}, which needs a GPU; use auto"
+            found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
+    yield from found  # a setting of both roles is told once
+
+
 def check_max_model_len(pair: Pair) -> Iterator[Problem]:
     """No longer requests than the model was made for."""
     wanted, limit = pair.service.spec.model.max_model_len, pair.model.max_len
@@ -310,6 +328,7 @@ PAIR_CHECKS: tuple[Check, ...] = (
     check_carried,
     check_tensor_parallel,
     check_planned,
+    check_startable,
     check_max_model_len,
     check_overrides,
     check_layouts,
