@@ -96,8 +96,8 @@ class NixlAgent:
     """``agent_api.Agent`` over one NIXL agent.
 
     ``progress_thread``: for producers. NIXL's thread then answers readers, whatever this process
-    is doing; it sleeps until something arrives. Readers do without: polling makes their progress,
-    and the thread's re-arming slows their reads. ``benchmarks/agent_progress.py`` has the figures.
+    is doing; it sleeps until something arrives (``benchmarks/agent_progress.py`` has the figures).
+    Readers do without: polling makes their progress, and the thread would only be in its way.
     """
 
     def __init__(

@@ -141,7 +141,7 @@ OWNED_ENV: tuple[Owned, ...] = (
     Owned("NODE_NAME", "nothing: it is the node's name"),
 )
 
-#: Expandable segments make NIXL reads hundreds of times slower without an error.
+#: Expandable segments make NIXL reads far slower, without an error.
 _ALLOCATOR_ENV = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 

@@ -48,7 +48,7 @@ def suggested() -> list[Manifest]:
         # The uid has no entry in the image's passwd; libraries ask for the user's name.
         {"name": "USER", "value": "hybridpd"},
         {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": "120"},
-        # Without pipelining a read between two pods of one node takes a path 500 times slower.
+        # Without pipelining a read between two pods of one node takes a far slower path.
         {"name": "UCX_RMA_PPLN_ENABLE", "value": "y"},
     ]
 
