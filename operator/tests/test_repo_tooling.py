@@ -105,6 +105,13 @@ def test_make_test_runs_everything_that_the_smaller_doors_run(suite: ModuleType)
     assert own == {"cluster up", "images", "cluster down"}
 
 
+def test_make_alone_explains_every_target() -> None:
+    done = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True)
+    phony = (ROOT / "Makefile").read_text().partition(".PHONY: ")[2].split()
+    explained = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  make ")]
+    assert sorted(explained) == sorted(phony)
+
+
 @pytest.mark.parametrize("target", ["check", "connector", "e2e", "test"])
 def test_every_group_has_its_make_target(suite: ModuleType, target: str) -> None:
     assert target in suite.GROUPS
