@@ -174,8 +174,8 @@ def check_carried(pair: Pair) -> Iterator[Problem]:
     if kinds:
         text = (
             f"expected layers of full attention and of {' or '.join(CARRIED)} state, got "
-            f"{' and '.join(kinds)}; the connector of this version does not move these: serve the "
-            "model without it, or choose another"
+            f"{' and '.join(kinds)}, which the connector of this version does not move; serve this "
+            "model by ordinary engines, or choose another"
         )
         yield Problem(UNSUPPORTED_MODEL, "spec.model.id", text)
 
