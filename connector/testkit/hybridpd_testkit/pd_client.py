@@ -19,6 +19,7 @@ from typing import Any
 
 from hybridpd_testkit.engines import Engine
 from hybridpd_testkit.metrics import Metrics
+from hybridpd_testkit.processes import HttpError
 
 Prompt = str | list[int] | list[str] | list[list[int]]
 Params = Mapping[str, Any]
@@ -199,6 +200,19 @@ def measured(decode: Engine, action: Callable[[], Answer]) -> tuple[Answer, Evid
     before = decode.metrics()
     answer = action()
     return answer, evidence(decode.metrics().since(before))
+
+
+def refused(decode: Engine, action: Callable[[], Answer]) -> Evidence:
+    """Run an action that D must answer with an error; what D counted by the time it shows."""
+    before = decode.metrics()
+    try:
+        answer = action()
+    except HttpError:
+        wait_until(
+            lambda: evidence(decode.metrics().since(before)).failures > 0, "D counts the failure"
+        )
+        return evidence(decode.metrics().since(before))
+    raise AssertionError(f"expected an error, got {answer}")
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_seconds: float = 20.0) -> None:
