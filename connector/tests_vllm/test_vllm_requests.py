@@ -70,9 +70,10 @@ def test_vllm_requests_two_prompts_in_one_call_recomputed(brief_queue):
 
 
 def test_vllm_requests_two_samples_of_one_prompt(brief):
-    """n = 2: both children load the one prefill, and the other prefill's blocks come free."""
+    """n = 2: both children load the one prefill, and no block waits for a lease to expire."""
     prompt, _ = two_prompts()
     expected = complete(brief.prefill, prompt, MAX_TOKENS).tokens
+    before = brief.prefill.metrics()
     answer, counted = measured(
         brief.decode,
         lambda: brief.complete(prompt, MAX_TOKENS, n=2, **GREEDY_SAMPLES),
@@ -81,6 +82,7 @@ def test_vllm_requests_two_samples_of_one_prompt(brief):
     assert (counted.loads, counted.failures, counted.recomputed) == (2, 0, 0)
     assert counted.external_tokens == 2 * (len(prompt) - 1)
     require_nothing_left(brief.prefill, brief.decode)
+    assert brief.prefill.metrics().since(before).total("hybridpd_leases_expired_total") == 0
 
 
 def test_vllm_requests_state_is_gone_after_the_last_reader(nemotron):

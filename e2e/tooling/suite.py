@@ -53,7 +53,7 @@ PARTS = (
     Part(
         "connector on vLLM and NIXL",
         "engine",
-        (*PYTEST, "-s", "connector/tests_vllm"),
+        (*PYTEST, "connector/tests_vllm"),
         ("connector", "test"),
     ),
     Part("cluster up", "check", (*CLUSTER, "up"), ("e2e", "test"), own_cluster=True),

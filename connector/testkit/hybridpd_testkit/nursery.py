@@ -20,6 +20,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any
 from hybridpd_testkit.processes import die_with_parent, end_sessions
 
 _SERVER = "vllm.entrypoints.openai.api_server"
+_SPIN_SECONDS = 0.0002
 
 
 class Server:
@@ -132,6 +134,10 @@ def _import_all() -> None:
     # cores; over sockets, vLLM's own other way, they sleep.
     communicator = importlib.import_module("vllm.distributed.device_communicators.cpu_communicator")
     communicator.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+    # An engine core and its workers spin on sched_yield for each other's messages. A pair has more
+    # of them than two cores; then what is to be waited for gets no processor, for minutes at worst.
+    messages = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
+    vars(messages)["sched_yield"] = lambda: time.sleep(_SPIN_SECONDS)
 
 
 def _fork(order: Mapping[str, Any], answers_fd: int) -> int:
