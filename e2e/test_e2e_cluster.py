@@ -181,6 +181,11 @@ def test_port_forward_reaches_the_pod(web: Kubectl) -> None:
             forward.terminate()
 
 
+def hear_interrupts() -> None:
+    """In the child: a shell that starts its jobs in the background has them ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def second_cluster(command: str) -> Iterator[subprocess.Popen[str]]:
     """The tool at work on a second cluster, as a process group of its own."""
@@ -191,6 +196,7 @@ def second_cluster(command: str) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_interrupts,  # noqa: PLW1509 - one system call, no locks
     ) as process:
         yield process
 
