@@ -17,11 +17,6 @@ from hybridpd_testkit.engines import (
 from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.pd_client import Pair
 from hybridpd_testkit.probe_orders import ProbeOrders
-from hybridpd_testkit.starvation import (  # noqa: F401 - pytest finds hooks by name
-    pytest_runtest_makereport,
-    pytest_runtest_protocol,
-    pytest_terminal_summary,
-)
 
 BRIEF_LEASE_SECONDS = 6
 ADAPTERS = {"red": 1, "blue": 2}  # name → seed
