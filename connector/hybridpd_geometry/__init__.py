@@ -43,7 +43,6 @@ from hybridpd_geometry.compatibility import (
     compare,
     legal_tp_sizes,
     nearest_legal_tp,
-    not_carried,
     tp_problems,
 )
 from hybridpd_geometry.descriptors import DescriptorTable, IdBatch, IdRun, build_table
@@ -57,7 +56,7 @@ from hybridpd_geometry.engine import (
     plan_groups,
     resolve_engine,
 )
-from hybridpd_geometry.errors import GeometryError, UnknownModelError
+from hybridpd_geometry.errors import GeometryError, UnknownModelError, UnsupportedModelError
 from hybridpd_geometry.exact import divide_exact
 from hybridpd_geometry.facts import AttentionFacts, EngineFacts, ModelFacts, StateFacts
 from hybridpd_geometry.families import CARRIED, FAMILIES, STATE_MODES, conv_columns, state_sections
@@ -83,6 +82,7 @@ from hybridpd_geometry.read_plan import (
     RequestBlocks,
     plan_pair,
 )
+from hybridpd_geometry.refused import REFUSED
 from hybridpd_geometry.sections import PlacedSection, Section, owned, place, units_per_rank
 from hybridpd_geometry.sharding import Run, Segment, intersect
 from hybridpd_geometry.side_table import Location, Row
@@ -115,6 +115,7 @@ __all__ = [
     "PlannedRead",
     "Prediction",
     "READERS",
+    "REFUSED",
     "RankPlacement",
     "ReadRequest",
     "RequestBlocks",
@@ -127,6 +128,7 @@ __all__ = [
     "StateFacts",
     "TpProblem",
     "UnknownModelError",
+    "UnsupportedModelError",
     "WIRE_VERSION",
     "ZeroRun",
     "attention_layer",
@@ -145,7 +147,6 @@ __all__ = [
     "legal_tp_sizes",
     "local_zero_runs",
     "nearest_legal_tp",
-    "not_carried",
     "owned",
     "place",
     "plan_engine",

@@ -10,7 +10,7 @@ from math import gcd
 
 from hybridpd_geometry.engine import resolve_engine
 from hybridpd_geometry.facts import EngineFacts, ModelFacts
-from hybridpd_geometry.families import CARRIED, state_sections
+from hybridpd_geometry.families import state_sections
 from hybridpd_geometry.layers import ATTENTION, LayerGeometry
 from hybridpd_geometry.layout import CacheLayout
 from hybridpd_geometry.packings import Plane
@@ -291,16 +291,6 @@ def tp_problems(model: ModelFacts, prefill_tp: int, decode_tp: int) -> tuple[TpP
                     )
                 )
     return tuple(problems)
-
-
-def not_carried(model: ModelFacts) -> tuple[str, ...]:
-    """Kinds of layers in `model` that this release sizes but does not move; empty: it moves all."""
-    found = []
-    if model.state is not None and model.state.family not in CARRIED:
-        found.append(f"{model.state.family} state")
-    if model.attention_layers and model.attention.latent_dim is not None:
-        found.append("latent attention")
-    return tuple(found)
 
 
 def legal_tp_sizes(model: ModelFacts, largest: int = MAX_LEGAL_TP) -> tuple[int, ...]:

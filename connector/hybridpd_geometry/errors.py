@@ -1,4 +1,4 @@
-"""The two errors of this package: something about the bytes is wrong, or the model is not known."""
+"""The errors of this package: the bytes are wrong, the model is not known, or it is not moved."""
 
 
 class GeometryError(ValueError):
@@ -23,3 +23,7 @@ class GeometryError(ValueError):
 
 class UnknownModelError(GeometryError):
     """The config names a model whose cache layout this package cannot derive."""
+
+
+class UnsupportedModelError(GeometryError):
+    """The config names a model that is known, and whose cache is not moved; the hint says why."""

@@ -49,11 +49,14 @@ class Temporal:
 class Family:
     """A row of the table.
 
+    `vllm_type`     vLLM's name of the state (`MambaSpec.mamba_type`); KDA goes by GDN's;
+                    None: sized only
     `needs`         fields of StateFacts that must be positive
     `widened`       whether speculative tokens add columns to the conv state
     `ssm_dtype`     dtype of the temporal state when neither model nor engine says; `auto` = conv's
     """
 
+    vllm_type: str | None
     needs: tuple[str, ...]
     streams: Callable[[StateFacts], tuple[Stream, ...]]
     temporal: Callable[[StateFacts], Temporal | None]
@@ -86,36 +89,44 @@ def _q_k_v(facts: StateFacts) -> tuple[Stream, ...]:
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "mamba1": Family(
+            vllm_type="MAMBA1",
             needs=("inner", "state_size"),
             streams=_x,
             temporal=lambda facts: Temporal(facts.inner, facts.state_size),
             widened=False,
         ),
         "mamba2": Family(
+            vllm_type="MAMBA2",
             needs=("inner", "heads", "head_dim", "state_size", "groups"),
             streams=_x_b_c,
             temporal=lambda facts: Temporal(facts.heads, facts.head_dim * facts.state_size),
         ),
         "gdn": Family(
+            vllm_type="GDN_ATTN",
             needs=("heads", "head_dim", "key_heads", "key_head_dim"),
             streams=_q_k_v,
             temporal=lambda facts: Temporal(facts.heads, facts.head_dim * facts.key_head_dim),
         ),
         "kda": Family(
+            vllm_type="GDN_ATTN",
             needs=("heads", "head_dim", "key_heads", "key_head_dim"),
             streams=_q_k_v,
             temporal=lambda facts: Temporal(facts.heads, facts.head_dim * facts.head_dim),
             ssm_dtype="float32",
         ),
-        "short_conv": Family(needs=("inner",), streams=_x, temporal=lambda _facts: None),
+        "short_conv": Family(
+            vllm_type=None,
+            needs=("inner",),
+            streams=_x,
+            temporal=lambda _facts: None,
+        ),
     }
 )
 
-CARRIED: Mapping[str, str] = MappingProxyType({"mamba2": "MAMBA2"})
-"""Families whose states this release moves, with vLLM's name of each (`MambaSpec.mamba_type`).
-
-The other rows are sized, and refused before anything starts: no engine has shown them to be right.
-"""
+CARRIED: Mapping[str, str] = MappingProxyType(
+    {family: row.vllm_type for family, row in FAMILIES.items() if row.vllm_type}
+)
+"""Families whose states are moved, with vLLM's name of each (`MambaSpec.mamba_type`)."""
 
 STATE_MODES = ("none", "align")
 """Values of vLLM's `--mamba-cache-mode` in which one block holds all of a request's state."""

@@ -3,7 +3,8 @@
 One reader per model type, registered in `READERS`.  Field names and defaults are those of the
 `transformers` config classes, and of the vLLM model that turns them into cache shapes
 (`get_mamba_state_shape_from_config`).  A type without a reader is an UnknownModelError, never a
-guess: a wrong guess is a wrong page.
+guess: a wrong guess is a wrong page.  A model that is known and not moved (`refused`) is an
+UnsupportedModelError.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from hybridpd_geometry.dtypes import AUTO, canonical_dtype
 from hybridpd_geometry.errors import GeometryError, UnknownModelError
 from hybridpd_geometry.facts import AttentionFacts, ModelFacts, StateFacts
 from hybridpd_geometry.fields import checked_integer
+from hybridpd_geometry.refused import NO_ATTENTION, REFUSED, WINDOW, refuse
 
 MAX_DIMENSION = 1 << 24
 MAX_LAYERS = 4096
@@ -89,6 +91,7 @@ class Config:
 def facts_from_config(config: Mapping[str, object]) -> ModelFacts:
     """The model's facts; UnknownModelError when its type has no reader here.
 
+    UnsupportedModelError when the type or its layers are known not to be moved.
     A multimodal config is read through its `text_config`.
     """
     if not isinstance(config, Mapping):
@@ -111,7 +114,11 @@ def facts_from_config(config: Mapping[str, object]) -> ModelFacts:
 
 def _reader_of(config: Mapping[str, object]) -> Callable[[Config], ModelFacts] | None:
     model_type = config.get("model_type")
-    return READERS.get(model_type) if isinstance(model_type, str) else None
+    if not isinstance(model_type, str):
+        return None
+    if model_type in REFUSED:
+        raise refuse("config.model_type", model_type, REFUSED[model_type])
+    return READERS.get(model_type)
 
 
 def _nemotron_h(config: Config) -> ModelFacts:
@@ -206,6 +213,14 @@ def _jamba(config: Config) -> ModelFacts:
 
 
 def _lfm2(config: Config) -> ModelFacts:
+    return _short_conv(config, config.number("conv_dim", config.number("hidden_size")))
+
+
+def _lfm2_moe(config: Config) -> ModelFacts:
+    return _short_conv(config, config.number("hidden_size"))
+
+
+def _short_conv(config: Config, channels: int) -> ModelFacts:
     layers = config.number("num_hidden_layers")
     kinds = config.names("layer_types")
     if kinds is None:
@@ -213,7 +228,7 @@ def _lfm2(config: Config) -> ModelFacts:
         kinds = tuple("full_attention" if n in attention_at else "conv" for n in range(layers))
     state = StateFacts(
         family="short_conv",
-        inner=config.number("conv_dim", config.number("hidden_size")),
+        inner=channels,
         conv_kernel=config.number("conv_L_cache", 3),
     )
     attention = _attention(config)
@@ -271,12 +286,7 @@ def _deepseek(config: Config) -> ModelFacts:
 
 def _dense(config: Config) -> ModelFacts:
     if config.get("use_sliding_window") is True or _is_window(config):
-        raise UnknownModelError(
-            "config.sliding_window",
-            "full attention in every layer",
-            "a sliding window",
-            "Models with sliding-window layers cannot be moved between engines yet.",
-        )
+        raise refuse("config.sliding_window", "layers with a sliding window", WINDOW)
     layers = tuple(range(config.number("num_hidden_layers")))
     return _model(config, layers, (), _attention(config), None)
 
@@ -326,7 +336,7 @@ def _model(
     state: StateFacts | None,
 ) -> ModelFacts:
     if not attention_layers:
-        raise UnknownModelError("config", "at least one full-attention layer", "none")
+        raise refuse("config", "no attention layer", NO_ATTENTION)
     dtype = config.text("dtype", config.text("torch_dtype", "bfloat16"))
     return ModelFacts(
         name=config.text("model_type", "unknown"),
@@ -352,7 +362,7 @@ READERS: Mapping[str, Callable[[Config], ModelFacts]] = MappingProxyType(
         "bamba": _bamba,
         "jamba": _jamba,
         "lfm2": _lfm2,
-        "lfm2_moe": _lfm2,
+        "lfm2_moe": _lfm2_moe,
         "qwen3_next": _qwen_gdn,
         "qwen3_5_text": _qwen_gdn,
         "qwen3_5_moe_text": _qwen_gdn,

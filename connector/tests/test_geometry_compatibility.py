@@ -15,7 +15,6 @@ from hybridpd_geometry import (
     layout_of,
     legal_tp_sizes,
     nearest_legal_tp,
-    not_carried,
     plan_pair,
     tp_problems,
 )
@@ -168,18 +167,3 @@ def test_tp_problems_name_role_dimension_and_way_out() -> None:
         ("decode_tp", "B"),
         ("decode_tp", "C"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("model", "kinds"),
-    [
-        (NANO, ()),
-        (FALCON, ()),
-        (JAMBA, ("mamba1 state",)),
-        (QWEN_NEXT, ("gdn state",)),
-        (KIMI, ("kda state", "latent attention")),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_what_is_sized_but_not_moved_is_named(model: ModelFacts, kinds: tuple[str, ...]) -> None:
-    assert not_carried(model) == kinds

@@ -4,10 +4,13 @@ import pytest
 from test_geometry_numbers import FALCON, GRANITE, JAMBA, KIMI, LFM2, NANO, NEMOTRON_H, QWEN_NEXT
 
 from hybridpd_geometry import (
+    READERS,
+    REFUSED,
     EngineFacts,
     GeometryError,
     ModelFacts,
     UnknownModelError,
+    UnsupportedModelError,
     facts_from_config,
     plan_engine,
 )
@@ -271,35 +274,73 @@ def test_dense_mla() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "minimax_m1"}, "config.model_type"),
+        ({"model_type": "rwkv7"}, "config.model_type"),
         ({}, "config.model_type: expected one of .*, got None"),
         ({"model_type": ["llama"]}, "config.model_type"),
-        (
-            {
-                "model_type": "mistral",
-                "num_hidden_layers": 2,
-                "hidden_size": 8,
-                "num_attention_heads": 2,
-                "sliding_window": 4096,
-            },
-            "sliding window",
-        ),
-        (
-            {
-                "model_type": "qwen3",
-                "num_hidden_layers": 2,
-                "hidden_size": 8,
-                "num_attention_heads": 2,
-                "use_sliding_window": True,
-            },
-            "sliding window",
-        ),
-        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-M-"}, "full-attention layer"),
     ],
 )
 def test_unknown_models(config: dict[str, object], message: str) -> None:
     with pytest.raises(UnknownModelError, match=message):
         facts_from_config(config)
+
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "got", "reason"),
+    [
+        ({"model_type": "minimax_m1"}, "config.model_type", "minimax_m1", "linear-attention"),
+        ({"model_type": "bailing_hybrid"}, "config.model_type", "bailing_hybrid", "linear-att"),
+        ({"model_type": "qwen4_exp"}, "config.model_type", "qwen4_exp", "ring buffer"),
+        ({"model_type": "deepseek_v32"}, "config.model_type", "deepseek_v32", "index"),
+        ({"model_type": "gpt_oss"}, "config.model_type", "gpt_oss", "sliding-window"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
+            "config.model_type",
+            "gemma3",
+            "sliding-window",
+        ),
+        (
+            {"model_type": "wrapper", "text_config": {"model_type": "llama4_text"}},
+            "config.model_type",
+            "llama4_text",
+            "sliding-window",
+        ),
+        (
+            {"model_type": "mistral", **SMALL, "sliding_window": 4096},
+            "config.sliding_window",
+            "layers with a sliding window",
+            "sliding-window",
+        ),
+        (
+            {"model_type": "qwen3", **SMALL, "use_sliding_window": True},
+            "config.sliding_window",
+            "layers with a sliding window",
+            "sliding-window",
+        ),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M-M-"},
+            "config",
+            "no attention layer",
+            "state layers only",
+        ),
+    ],
+)
+def test_refused_models(config: dict[str, object], field: str, got: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        facts_from_config(config)
+    error = caught.value
+    assert (error.field, error.got) == (field, got)
+    assert "attention" in str(error.expected)
+    assert reason in error.hint
+
+
+def test_a_reason_to_refuse_is_one_sentence_and_no_model_is_both() -> None:
+    assert not set(REFUSED) & set(READERS)
+    for reason in REFUSED.values():
+        assert reason.endswith(".")
+        assert ". " not in reason
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hybridpd_geometry import GeometryError, ModelFacts, UnknownModelError, facts_from_config
+from hybridpd_geometry import (
+    GeometryError,
+    ModelFacts,
+    UnknownModelError,
+    UnsupportedModelError,
+    facts_from_config,
+)
 from hybridpd_operator import catalogue
-from hybridpd_operator.problems import BAD_MODEL_CONFIG, Problem
+from hybridpd_operator.problems import BAD_MODEL_CONFIG, UNSUPPORTED_MODEL, Problem
 from hybridpd_operator.spec import Model
 
 INLINE: Final = "Inline"
@@ -66,12 +72,18 @@ def model_facts(
 ) -> tuple[ModelFacts | None, tuple[Problem, ...], str]:
     """(facts, problems, why unknown) of a config.json with `--hf-overrides` laid over it.
 
-    A model type without a reader is unknown, not wrong; a config that contradicts itself is wrong.
+    A model type without a reader is unknown, not wrong; a config that contradicts itself is wrong,
+    and so is a model whose cache is known not to be moved.
     """
     try:
         return facts_from_config({**config, **overrides}), (), ""
     except UnknownModelError as error:
         return None, (), f"{error.field} is {error.got}: {error.hint}"
+    except UnsupportedModelError as error:
+        text = f"{error}; serve this model by ordinary engines, or choose another".replace(
+            ".;", ";"
+        )
+        return None, (Problem(UNSUPPORTED_MODEL, "spec.model.id", text),), ""
     except GeometryError as error:
         return None, (_bad(str(error)),), ""
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridpd_geometry import (
-    CARRIED,
     STATE_MODES,
     CacheLayout,
     EngineFacts,
@@ -21,7 +20,6 @@ from hybridpd_geometry import (
     compare,
     element_bytes,
     layout_of,
-    not_carried,
     plan_engine,
     tp_problems,
 )
@@ -38,7 +36,6 @@ from hybridpd_operator.problems import (
     LAYOUT_MISMATCH,
     MAX_MODEL_LEN,
     TENSOR_PARALLEL_SIZE,
-    UNSUPPORTED_MODEL,
     Problem,
 )
 from hybridpd_operator.spec import CPU, Service, parse_service
@@ -166,18 +163,6 @@ _DIMENSIONS: Mapping[str, str] = {
     "v": "value heads of the linear attention",
     "ssm": "state heads",
 }
-
-
-def check_carried(pair: Pair) -> Iterator[Problem]:
-    """The connector moves every kind of layer that the model has; engines refuse others too."""
-    kinds = not_carried(pair.model)
-    if kinds:
-        text = (
-            f"expected layers of full attention and of {' or '.join(CARRIED)} state, got "
-            f"{' and '.join(kinds)}, which the connector of this version does not move; serve this "
-            "model by ordinary engines, or choose another"
-        )
-        yield Problem(UNSUPPORTED_MODEL, "spec.model.id", text)
 
 
 def check_tensor_parallel(pair: Pair) -> Iterator[Problem]:
@@ -325,7 +310,6 @@ def blocks_of_request(geometry: EngineGeometry, tokens: int) -> int:
 
 #: The checks of the pair, in the order in which their problems are told.
 PAIR_CHECKS: tuple[Check, ...] = (
-    check_carried,
     check_tensor_parallel,
     check_planned,
     check_startable,

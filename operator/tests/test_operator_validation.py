@@ -156,9 +156,9 @@ MODEL_CASES: tuple[tuple[str, dict[str, Any], str, tuple[str, ...]], ...] = (
     ),
     (
         problems.UNSUPPORTED_MODEL,
-        {"model": {"id": "Qwen/Qwen3-Next-80B-A3B-Instruct"}},
+        {"model": {"config": {"inline": {"model_type": "minimax_m1"}}}},
         "spec.model.id",
-        ("mamba2 state", "gdn state"),
+        ("full or latent attention", "got minimax_m1", "linear-attention", "ordinary engines"),
     ),
     (
         problems.TENSOR_PARALLEL_SIZE,
@@ -297,6 +297,7 @@ def test_all_problems_are_told_at_once() -> None:
             "prefill": {"tensorParallelSize": 4},
             "decode": {"tensorParallelSize": 6},
         },
+        {"model": {"id": "Qwen/Qwen3-Next-80B-A3B-Instruct"}, "decode": {"tensorParallelSize": 4}},
         {"decode": {"extraArgs": ["--block-size=64"]}},
         {"prefill": spec_decode(3), "decode": spec_decode(3)},
         {"engine": {"kvCacheDtype": "fp8", "ssmCacheDtype": "bfloat16"}},
@@ -309,6 +310,7 @@ def test_all_problems_are_told_at_once() -> None:
         "8-1",
         "falcon 2-1",
         "4-6",
+        "qwen3-next 2-4",
         "block sizes",
         "drafts",
         "dtypes",
