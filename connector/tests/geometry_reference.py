@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hybridpd_geometry import CacheLayout, LayerGeometry, RankPlacement, RequestBlocks
-from hybridpd_geometry.descriptors import Row
+from hybridpd_geometry import CacheLayout, LayerGeometry, RankPlacement, RequestBlocks, Row
 
 Bytes = np.ndarray
 

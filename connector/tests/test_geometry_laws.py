@@ -7,8 +7,8 @@ destination's TP would hold, and nothing else may have changed.
 
 from itertools import accumulate
 
-import numpy as np
-from geometry_cases import Pair, block_count, pairs, request_blocks
+from geometry_cases import Pair, pairs, request_blocks
+from geometry_reads import check_pages, content_map, memories, read_all, zero_tails
 from geometry_reference import GlobalState, RankMemory, address_of, make_state
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,7 +19,6 @@ from hybridpd_geometry import (
     ReadRequest,
     RequestBlocks,
     build_table,
-    local_zero_runs,
     plan_pair,
     predict,
 )
@@ -30,72 +29,6 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 FEW = settings(SETTINGS, max_examples=30)
-
-
-def memories(
-    layout: CacheLayout, tokens: int, base: int, interleaved: bool = False
-) -> list[RankMemory]:
-    blocks = block_count(layout, tokens)
-    return [
-        RankMemory(layout, rank, blocks, base * (rank + 1) + 64, interleaved)
-        for rank in range(layout.tp_size)
-    ]
-
-
-def read_all(
-    source: list[RankMemory], destination: RankMemory, request: ReadRequest
-) -> tuple[int, int]:
-    """Run the whole plan of one destination rank; returns (bytes, descriptors) moved."""
-    plan = plan_pair(source[0].layout, destination.layout, destination.placement.rank)
-    moved = descriptors = 0
-    for rank in plan.sources:
-        table = build_table(plan, rank, destination.placement, source[rank].placement)
-        local_rows, remote_rows = table.local_rows, table.remote_rows
-        for run in table.id_runs(request):
-            descriptors += 1
-            for step in range(run.units):
-                to, length = address_of(local_rows, run.local_first + step)
-                origin, remote_length = address_of(remote_rows, run.remote_first + step)
-                assert length == remote_length == run.unit_bytes
-                into = destination.span(to, length)
-                destination.bytes[into] = source[rank].bytes[source[rank].span(origin, length)]
-                destination.writes[into] += 1
-                moved += length
-    return moved, descriptors
-
-
-def zero_tails(destination: RankMemory, request: ReadRequest) -> None:
-    plan = plan_pair(destination.layout, destination.layout, destination.placement.rank)
-    layout = destination.layout
-    for run in local_zero_runs(plan, request.tokens, request.destination):
-        at = destination.page_at(layout.by_name[run.layer], run.block) + run.offset
-        destination.bytes[at : at + run.length] = 0
-        destination.writes[at : at + run.length] += 1
-
-
-def check_pages(
-    memory: RankMemory, before: np.ndarray, made: GlobalState, blocks: RequestBlocks
-) -> None:
-    """Claimed pages hold the single engine's content; every other byte is untouched."""
-    expected = before.copy()
-    for layer in memory.layout.layers:
-        for index, block in enumerate(blocks.groups[layer.group]):
-            page = memory.expected_page(made, layer, index)
-            at = memory.page_at(layer, block)
-            expected[at : at + len(page)] = page
-    assert np.array_equal(memory.bytes, expected)
-    # Each byte of content is read or zeroed exactly once, each other byte never.
-    assert np.array_equal(memory.writes, content_map(memory, blocks))
-
-
-def content_map(memory: RankMemory, blocks: RequestBlocks) -> np.ndarray:
-    """1 for every byte of the request's pages that is not padding."""
-    written = np.zeros(len(memory.bytes), dtype=np.int32)
-    for layer in memory.layout.layers:
-        for block in blocks.groups[layer.group]:
-            at = memory.page_at(layer, block)
-            written[at : at + memory.layout.content_bytes(layer)] += 1
-    return written
 
 
 @SETTINGS

@@ -1,0 +1,119 @@
+"""Reads carried out on real bytes, and what must be true of the pages afterwards.
+
+The ids of a plan become addresses the way NIXL counts them, and bytes are copied between the
+buffers of two made-up engines.
+"""
+
+import numpy as np
+from geometry_cases import block_count
+from geometry_reference import GlobalState, RankMemory, address_of
+
+from hybridpd_geometry import (
+    CacheLayout,
+    IdRun,
+    ReadRequest,
+    RequestBlocks,
+    Row,
+    build_table,
+    local_zero_runs,
+    plan_pair,
+    units_per_rank,
+)
+
+
+def memories(
+    layout: CacheLayout, tokens: int, base: int, interleaved: bool = False
+) -> list[RankMemory]:
+    blocks = block_count(layout, tokens)
+    return [
+        RankMemory(layout, rank, blocks, base * (rank + 1) + 64, interleaved)
+        for rank in range(layout.tp_size)
+    ]
+
+
+def read_all(
+    source: list[RankMemory], destination: RankMemory, request: ReadRequest
+) -> tuple[int, int]:
+    """Run the whole plan of one destination rank; returns (bytes, descriptors) moved."""
+    plan = plan_pair(source[0].layout, destination.layout, destination.placement.rank)
+    moved = descriptors = 0
+    for rank in plan.sources:
+        table = build_table(plan, rank, destination.placement, source[rank].placement)
+        local_rows, remote_rows = table.local_rows, table.remote_rows
+        for run in table.id_runs(request):
+            descriptors += 1
+            length = run.units * run.unit_bytes
+            into, origin = (
+                memory.span(_dense(rows, first, run), length)
+                for memory, rows, first in (
+                    (destination, local_rows, run.local_first),
+                    (source[rank], remote_rows, run.remote_first),
+                )
+            )
+            destination.bytes[into] = source[rank].bytes[origin]
+            destination.writes[into] += 1
+            moved += length
+    return moved, descriptors
+
+
+def _dense(rows: tuple[Row, ...], first: int, run: IdRun) -> int:
+    """Address of id `first`, whose following `units` ids must lie one behind the other."""
+    address, length = address_of(rows, first)
+    assert length == run.unit_bytes
+    last = address_of(rows, first + run.units - 1)
+    assert last == (address + (run.units - 1) * length, length)
+    return address
+
+
+def zero_tails(destination: RankMemory, request: ReadRequest) -> None:
+    plan = plan_pair(destination.layout, destination.layout, destination.placement.rank)
+    layout = destination.layout
+    for run in local_zero_runs(plan, request.tokens, request.destination):
+        at = destination.page_at(layout.by_name[run.layer], run.block) + run.offset
+        destination.bytes[at : at + run.length] = 0
+        destination.writes[at : at + run.length] += 1
+
+
+def check_pages(
+    memory: RankMemory, before: np.ndarray, made: GlobalState, blocks: RequestBlocks
+) -> None:
+    """Claimed pages hold the single engine's content; every other byte is untouched."""
+    expected = before.copy()
+    for layer in memory.layout.layers:
+        for index, block in enumerate(blocks.groups[layer.group]):
+            page = memory.expected_page(made, layer, index)
+            at = memory.page_at(layer, block)
+            expected[at : at + len(page)] = page
+    assert np.array_equal(memory.bytes, expected), wrong_sections(memory, made, blocks)
+    # Each byte of content is read or zeroed exactly once, each other byte never.
+    assert np.array_equal(memory.writes, content_map(memory, blocks))
+
+
+def content_map(memory: RankMemory, blocks: RequestBlocks) -> np.ndarray:
+    """1 for every byte of the request's pages that is not padding."""
+    written = np.zeros(len(memory.bytes), dtype=np.int32)
+    for layer in memory.layout.layers:
+        for block in blocks.groups[layer.group]:
+            at = memory.page_at(layer, block)
+            written[at : at + memory.layout.content_bytes(layer)] += 1
+    return written
+
+
+def wrong_sections(memory: RankMemory, made: GlobalState, blocks: RequestBlocks) -> list[str]:
+    """Every section of the request's pages that differs from the single engine's, by name.
+
+    Empty when what differs lies outside the request's pages or in their padding.
+    """
+    wrong = []
+    for layer in memory.layout.layers:
+        for index, block in enumerate(blocks.groups[layer.group]):
+            page = memory.expected_page(made, layer, index)
+            at = memory.page_at(layer, block)
+            for item in layer.sections:
+                start, end = item.page_offset, len(page)
+                if layer.kind == "state":
+                    share = units_per_rank(item.section, memory.layout.tp_size)
+                    end = start + share * item.section.unit_bytes
+                if not np.array_equal(memory.bytes[at + start : at + end], page[start:end]):
+                    wrong.append(f"{layer.name}.{item.section.name}, block {index}")
+    return wrong
