@@ -49,14 +49,13 @@ class Temporal:
 class Family:
     """A row of the table.
 
-    `vllm_type`     vLLM's name of the state (`MambaSpec.mamba_type`); KDA goes by GDN's;
-                    None: sized only
+    `vllm_type`     vLLM's name of the state (`MambaSpec.mamba_type`); KDA goes by GDN's
     `needs`         fields of StateFacts that must be positive
     `widened`       whether speculative tokens add columns to the conv state
     `ssm_dtype`     dtype of the temporal state when neither model nor engine says; `auto` = conv's
     """
 
-    vllm_type: str | None
+    vllm_type: str
     needs: tuple[str, ...]
     streams: Callable[[StateFacts], tuple[Stream, ...]]
     temporal: Callable[[StateFacts], Temporal | None]
@@ -115,7 +114,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ssm_dtype="float32",
         ),
         "short_conv": Family(
-            vllm_type=None,
+            vllm_type="SHORT_CONV",
             needs=("inner",),
             streams=_x,
             temporal=lambda _facts: None,
@@ -124,7 +123,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 )
 
 CARRIED: Mapping[str, str] = MappingProxyType(
-    {family: row.vllm_type for family, row in FAMILIES.items() if row.vllm_type}
+    {family: row.vllm_type for family, row in FAMILIES.items()}
 )
 """Families whose states are moved, with vLLM's name of each (`MambaSpec.mamba_type`)."""
 

@@ -51,6 +51,9 @@ ROWS: dict[str, Row] = {
         StateFacts("kda", heads=24, head_dim=2, key_heads=24, key_head_dim=2), LATENT
     ),
     "mamba1": Row(StateFacts("mamba1", inner=48, state_size=3), MQA),
+    "short_conv": Row(
+        StateFacts("short_conv", inner=48, conv_kernel=3), AttentionFacts(8, 8, 2, 2), POWERS
+    ),
     "dense": Row(None, AttentionFacts(24, 24, 2, 2)),
     "latent": Row(None, LATENT),
 }
