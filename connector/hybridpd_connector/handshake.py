@@ -31,12 +31,29 @@ MAX_HELLO_BYTES = 64 * 1024 * 1024
 MAX_AGENT_METADATA_BYTES = 16 * 1024 * 1024
 MAX_RANKS = 1024
 MAX_TEXT = 512
+MAX_SHORT_TEXT = 128
 
 Role = Literal["producer", "consumer", "both"]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+ShortText = Annotated[str, msgspec.Meta(max_length=MAX_SHORT_TEXT)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
 AgentMetadata = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_AGENT_METADATA_BYTES)]
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostFacts:
+    """What of a rank's surroundings decides over which path its memory can be read.
+
+    ``boot_id``: of the machine's kernel, equal on one host; "" unknown. ``pid_namespace``: its
+    inode number, 0 unknown. ``transports``: the environment variable UCX_TLS. ``remappable``: the
+    cache lies in memory that its allocator can map anew (CUDA's virtual memory management).
+    """
+
+    boot_id: ShortText = ""
+    pid_namespace: Unsigned = 0
+    transports: ShortText = ""
+    remappable: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +61,7 @@ class RankHello:
     """One rank: where its pages and its lease board are, and how to reach its agent.
 
     ``placement``: ``RankPlacement.to_dict()``. ``agent_metadata``: opaque, from ``Agent.metadata``.
+    ``host`` may be missing: it explains a slow link, and decides nothing.
     Plain data: it crosses process boundaries inside vLLM.
     """
 
@@ -52,6 +70,7 @@ class RankHello:
     agent_metadata: AgentMetadata = dataclasses.field(repr=False)
     board_address: Unsigned
     board_slots: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+    host: HostFacts = HostFacts()
 
 
 @dataclasses.dataclass(frozen=True)

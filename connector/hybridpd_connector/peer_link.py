@@ -1,21 +1,23 @@
 """What one D rank needs to read from one P engine: made by a handshake, given back when dropped.
 
 ``LinkBuilder.build`` runs on a handshake thread and may take seconds: it asks the side channel,
-compares both layouts, adds every P rank as a peer (renewals and releases go to all of them) and
-prepares descriptor lists for those ranks that this rank reads from.
+compares both layouts, adds every P rank as a peer (renewals and releases go to all of them),
+prepares descriptor lists for those ranks that this rank reads from, and wakes the link up, so that
+no request pays for it.
 """
 
-import collections
 import contextlib
 import dataclasses
 import logging
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from hybridpd_connector.agent_api import Agent, Memory, PreparedList
 from hybridpd_connector.errors import RefusedError, shorten
 from hybridpd_connector.handshake import Asker, Hello, RankHello, describe, fetch
 from hybridpd_connector.lease_board import BoardReader, BoardView
+from hybridpd_connector.link_probe import ProbeTarget
+from hybridpd_connector.link_watch import LinkEnd, LinkWatch, Met
+from hybridpd_connector.peer_uses import PeerUses
 from hybridpd_connector.peers import Address
 from hybridpd_connector.read_tables import row_array
 from hybridpd_geometry import (
@@ -46,13 +48,15 @@ class SourceLink:
 
 @dataclasses.dataclass(frozen=True)
 class PeerLink:
-    """A P engine as this rank uses it. ``peers``: agent names of all its ranks, in rank order."""
+    """A P engine as this rank uses it. ``peers``: agent names of all its ranks, in rank order.
+    ``met``: what is known of its speed, where that is measured."""
 
     engine_id: str
     lease_seconds: int
     plan: PairPlan
     peers: tuple[str, ...]
     sources: tuple[SourceLink, ...]
+    met: Met | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +82,18 @@ class LinkBuilder:
         timeout_seconds: float,
         prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        """``prepare_thread`` runs first on each handshake thread (a GPU needs its device set)."""
+        """``prepare_thread`` runs first on each handshake thread (a GPU needs its device set).
+
+        ``watch`` may be set before the first handshake: links are then woken up and measured.
+        """
         self._local = local
         self._agent = agent
         self._boards = boards
         self._asker = asker
         self._timeout_seconds = timeout_seconds
         self._prepare_thread = prepare_thread
-        self._lock = threading.Lock()
-        self._uses: collections.Counter[str] = collections.Counter()
+        self.uses = PeerUses(agent)
+        self.watch: LinkWatch | None = None
 
     def build(self, engine_id: str, address: Address) -> PeerLink:
         """Shake hands with ``engine_id`` at ``address``; raises a ``ConnectorError`` if it fails.
@@ -108,33 +115,50 @@ class LinkBuilder:
                 self._source(hello.ranks[rank], plan, placements[rank], peers[rank], undo)
                 for rank in plan.sources
             )
+            met = self._meet(hello, address, placements, sources)
             undo.pop_all()
         logger.info("ready to read from %s (ranks %s)", describe(hello), plan.sources)
-        return PeerLink(hello.engine_id, hello.lease_seconds, plan, peers, sources)
+        return PeerLink(hello.engine_id, hello.lease_seconds, plan, peers, sources, met)
 
     def take_apart(self, link: PeerLink) -> None:
         """Give back everything of a link that no read uses any more."""
+        if self.watch is not None and link.met is not None:
+            self.watch.forget(link.met)
         for source in link.sources:
             self._boards.detach(source.board)
             self._agent.release_list(source.remote)
             self._agent.release_list(source.local)
         for peer in link.peers:
-            self._remove_peer(peer)
+            self.uses.let_go(peer)
 
     def _add_peer(self, metadata: bytes, undo: contextlib.ExitStack) -> str:
-        """A peer may be in a dropped link and in its successor at once: uses are counted."""
-        with self._lock:
-            peer = self._agent.add_peer(metadata)
-            self._uses[peer] += 1
-        undo.callback(self._remove_peer, peer)
+        peer = self.uses.add(metadata)
+        undo.callback(self.uses.let_go, peer)
         return peer
 
-    def _remove_peer(self, peer: str) -> None:
-        with self._lock:
-            self._uses[peer] -= 1
-            if not self._uses[peer]:
-                del self._uses[peer]
-                self._agent.remove_peer(peer)
+    def _meet(
+        self,
+        hello: Hello,
+        address: Address,
+        placements: Sequence[RankPlacement],
+        sources: Sequence[SourceLink],
+    ) -> Met | None:
+        if self.watch is None:
+            return None
+        page_bytes = int(sources[0].table.plan.source.page_bytes)
+        ends = [
+            LinkEnd(
+                ProbeTarget(
+                    source.peer,
+                    readable_regions(placements[source.rank], page_bytes),
+                    placements[source.rank].device_id,
+                    hello.ranks[source.rank].board_address,
+                ),
+                hello.ranks[source.rank].host,
+            )
+            for source in sources
+        ]
+        return self.watch.meet(hello.engine_id, f"{address.host}:{address.port}", ends)
 
     def _plan(self, hello: Hello) -> tuple[PairPlan, tuple[RankPlacement, ...]]:
         if hello.role == "consumer":
@@ -182,3 +206,11 @@ class LinkBuilder:
         board = self._boards.attach(peer, hello.board_address, hello.board_slots)
         undo.callback(self._boards.detach, board)
         return SourceLink(hello.rank, peer, table, local, remote, board)
+
+
+def readable_regions(placement: RankPlacement, page_bytes: int) -> tuple[tuple[int, int], ...]:
+    """(address, bytes that surely belong to the cache) of each region: to its last page's end."""
+    return tuple(
+        (base, stride * (placement.num_blocks - 1) + page_bytes)
+        for base, stride in zip(placement.region_bases, placement.block_strides, strict=True)
+    )

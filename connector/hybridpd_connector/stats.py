@@ -3,10 +3,11 @@
 ``Stats.data`` is JSON-able and holds what happened since the last ``take``:
 
     {"counts": {name: n}, "failures": {reason: n}, "seconds": {name: [s, ...]},
-     "gauges": {name: value}, "peers": {state: n}}
+     "gauges": {name: value}, "peers": {state: n}, "links": {address: [path, bytes per second]}}
 
 Joining the stats of several ranks (``aggregate``): counts, failures and observations are added;
-gauges and peers describe the same requests seen by each rank, so the largest value is kept.
+gauges and peers describe the same requests seen by each rank, so the largest value is kept. Of a
+link the slowest rank's value is kept; ``["", 0.0]`` says that it is gone.
 Who records what, so that the sums are right: bytes, descriptors and seconds by every D rank for
 its own reads; loads, failures and recomputed requests once per request, by the scheduler side;
 leases by P rank 0.
@@ -31,6 +32,7 @@ LEASES_HELD = "leases_held"
 POST_SECONDS = "post_seconds"
 TRANSFER_SECONDS = "transfer_seconds"
 QUEUE_SECONDS = "queue_seconds"
+LINKS = "links"
 
 COUNTS = (
     READ_BYTES,
@@ -61,7 +63,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 class MetricDefinition:
     """One Prometheus metric. ``key``: where its value is in ``Stats.data``.
 
-    ``label``: the label this table adds to vLLM's own (model_name, engine); "" for none.
+    ``label``: the labels this table adds to vLLM's own (model_name, engine), separated by commas.
     Counters are exposed with the suffix ``_total``, which Prometheus clients add themselves.
     """
 
@@ -71,6 +73,10 @@ class MetricDefinition:
     key: str
     label: str = ""
     buckets: tuple[float, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(self.label.split(",")) if self.label else ()
 
 
 METRICS: tuple[MetricDefinition, ...] = (
@@ -125,6 +131,14 @@ METRICS: tuple[MetricDefinition, ...] = (
         "hybridpd_peers", "gauge", "Remote engines by handshake state.", "peers", label="state"
     ),
     MetricDefinition(
+        "hybridpd_link_bytes_per_second",
+        "gauge",
+        "Speed of a 2 MiB read from each prefill engine, measured at the handshake and every "
+        "10 minutes; of the slowest rank. Beyond 64 engines, `peer` is `others`.",
+        LINKS,
+        label="peer,path",
+    ),
+    MetricDefinition(
         "hybridpd_post_seconds",
         "histogram",
         "Time inside the posts of one load, on the engine thread.",
@@ -150,7 +164,7 @@ METRICS: tuple[MetricDefinition, ...] = (
 
 def empty() -> dict[str, Any]:
     """Data in which nothing has happened."""
-    return {"counts": {}, "failures": {}, "seconds": {}, "gauges": {}, "peers": {}}
+    return {"counts": {}, "failures": {}, "seconds": {}, "gauges": {}, "peers": {}, LINKS: {}}
 
 
 class Stats:
@@ -184,6 +198,11 @@ class Stats:
         """Set the peers by state."""
         self.data["peers"] = dict(counts)
 
+    def set_links(self, links: Mapping[str, tuple[str, float]]) -> None:
+        """Note links whose path or speed (bytes per second) has changed."""
+        for label, (path, rate) in links.items():
+            self.data[LINKS][label] = [path, rate]
+
     def take(self) -> dict[str, Any]:
         """What happened since the last take."""
         taken, self.data = self.data, empty()
@@ -209,6 +228,8 @@ def aggregate(data: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     for part in ("gauges", "peers"):
         for name, value in other.get(part, {}).items():
             data[part][name] = max(value, data[part].get(name, value))
+    for label, value in other.get(LINKS, {}).items():
+        data[LINKS][label] = min(value, data[LINKS].get(label, value), key=lambda link: link[1])
     return data
 
 
@@ -233,27 +254,31 @@ def reduce(data: Mapping[str, Any]) -> dict[str, int | float]:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One value for one metric: add it (counter), set it (gauge) or observe it (histogram)."""
+    """One value for one metric: add it (counter), set it (gauge) or observe it (histogram).
+    ``labels``: values of the metric's own labels."""
 
     metric: MetricDefinition
-    label_value: str
+    labels: tuple[str, ...]
     value: float
 
 
 def samples(data: Mapping[str, Any]) -> Iterator[Sample]:
     """Everything in ``data`` that a metric shows."""
     for metric in METRICS:
-        if metric.label:
-            for label_value, value in data.get(metric.key, {}).items():
-                yield Sample(metric, label_value, value)
+        if metric.key == LINKS:
+            for label, (path, rate) in data.get(LINKS, {}).items():
+                yield Sample(metric, (label, path), rate)
+        elif metric.label:
+            for label, value in data.get(metric.key, {}).items():
+                yield Sample(metric, (label,), value)
         elif metric.kind == "histogram":
             for seconds in data.get("seconds", {}).get(metric.key, ()):
-                yield Sample(metric, "", seconds)
+                yield Sample(metric, (), seconds)
         else:
             part = "counts" if metric.kind == "counter" else "gauges"
             value = data.get(part, {}).get(metric.key)
             if value is not None:
-                yield Sample(metric, "", value)
+                yield Sample(metric, (), value)
 
 
 def _add(amounts: dict[str, int], name: str, amount: int) -> None:

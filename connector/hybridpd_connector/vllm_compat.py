@@ -82,6 +82,13 @@ def check_seconds(field: str, value: object, shortest: int, longest: int) -> flo
     return value
 
 
+def check_flag(field: str, value: object) -> bool:
+    """A switch of ``kv_connector_extra_config``."""
+    if not isinstance(value, bool):
+        raise UnsupportedEngineError(field, "true or false", value)
+    return value
+
+
 def check_conv_layout(layout: str, has_state: bool, tp_size: int) -> None:
     """Refuse what cannot be sharded: the state-first layout with more than one rank."""
     if layout not in CONV_LAYOUTS:

@@ -5,6 +5,7 @@ imported when vLLM builds a connector, not when it looks at the class.
 """
 
 import logging
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,12 +18,14 @@ from hybridpd_connector import __version__
 from hybridpd_connector.agent import NixlAgent
 from hybridpd_connector.consumer import Timeouts
 from hybridpd_connector.handshake import Hello, RankHello, Responder
+from hybridpd_connector.host_facts import read_host_facts
 from hybridpd_connector.request_blocks import Identity
 from hybridpd_connector.scheduler_side import SchedulerHalf
 from hybridpd_connector.side_channel import Client, Server
 from hybridpd_connector.transfer_params import MAX_LEASE_SECONDS
 from hybridpd_connector.vllm_cache import group_facts, read_cache, thread_setup, transfer_groups
-from hybridpd_connector.vllm_compat import EngineSettings, check_seconds
+from hybridpd_connector.vllm_compat import EngineSettings, check_flag, check_seconds
+from hybridpd_connector.vllm_scratch import allocate_scratch
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 
 DEFAULT_LEASE_SECONDS = 30
@@ -115,6 +118,11 @@ def lease_seconds_of(vllm_config: Any) -> int:
     return int(check_seconds("lease_seconds", value, 1, MAX_LEASE_SECONDS))
 
 
+def remappable_cache(vllm_config: Any) -> bool:
+    """Does vLLM's own allocator, made for sleep mode, hold the cache?"""
+    return bool(getattr(vllm_config.model_config, "enable_cumem_allocator", False))
+
+
 def build_worker(
     vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], settings: EngineSettings
 ) -> WorkerHalf:
@@ -132,9 +140,16 @@ def build_worker(
     )
     lease_seconds = lease_seconds_of(vllm_config)
     name = "handshake_timeout_seconds"
+    name_fast = "require_fast_link"
     handshake_seconds = check_seconds(name, extra(name, DEFAULT_HANDSHAKE_TIMEOUT_SECONDS), 1, 3600)
     return WorkerHalf(
-        RankCache(memory.layout, memory.placement, memory.regions, memory.zero),
+        RankCache(
+            memory.layout,
+            memory.placement,
+            memory.regions,
+            memory.zero,
+            allocate_scratch(kv_caches) if settings.role != "producer" else None,
+        ),
         agent,
         Client(),
         RankSettings(
@@ -150,6 +165,8 @@ def build_worker(
                 attempt=min(HANDSHAKE_ATTEMPT_SECONDS, handshake_seconds),
                 read=max(SHORTEST_READ_TIMEOUT_SECONDS, 2.0 * lease_seconds),
             ),
+            host=read_host_facts(os.environ, remappable=remappable_cache(vllm_config)),
+            require_fast_link=check_flag(name_fast, extra(name_fast, False)),
         ),
         prepare_thread=thread_setup(kv_caches),
     )

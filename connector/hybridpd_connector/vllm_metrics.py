@@ -3,6 +3,7 @@
 What is counted, and under which names, is in ``stats``; here is only the translation.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class HybridPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._metrics: dict[str, Any] = {}
+        self._paths: dict[tuple[int, str], str] = {}
         for definition in stats.METRICS:
             self._metrics[definition.name] = self._build(definition, metric_types, labelnames)
             if not definition.label:
@@ -61,14 +63,32 @@ class HybridPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         values: Sequence[object] = self.per_engine_labelvalues[engine_idx]
         for sample in stats.samples(transfer_stats_data):
-            labels = (*values, sample.label_value) if sample.metric.label else values
-            metric = self._metrics[sample.metric.name].labels(*labels)
+            if sample.metric.key == stats.LINKS:
+                self._show_link(engine_idx, sample)
+                continue
+            metric = self._metrics[sample.metric.name].labels(*values, *sample.labels)
             if sample.metric.kind == "counter":
                 metric.inc(sample.value)
             elif sample.metric.kind == "gauge":
                 metric.set(sample.value)
             else:
                 metric.observe(sample.value)
+
+    def _show_link(self, engine_idx: int, sample: stats.Sample) -> None:
+        """One series per peer: the one of its earlier path goes, and all of them with the link."""
+        metric, (peer, path) = self._metrics[sample.metric.name], sample.labels
+        values: Sequence[object] = self.per_engine_labelvalues[engine_idx]
+        earlier = self._paths.pop((engine_idx, peer), path)
+        if earlier != path:
+            metric.labels(*values, peer, earlier).set(0)
+            if hasattr(metric, "remove"):  # metrics that Ray keeps cannot be removed
+                with warnings.catch_warnings():
+                    # Files of several processes keep the series; it stays at 0 there.
+                    warnings.simplefilter("ignore")
+                    metric.remove(*values, peer, earlier)
+        if path:
+            self._paths[engine_idx, peer] = path
+            metric.labels(*values, peer, path).set(sample.value)
 
     @staticmethod
     def _build(
@@ -77,7 +97,7 @@ class HybridPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         arguments: dict[str, Any] = {
             "name": definition.name,
             "documentation": definition.documentation,
-            "labelnames": [*labelnames, definition.label] if definition.label else labelnames,
+            "labelnames": [*labelnames, *definition.labels],
         }
         if definition.kind == "counter":
             return metric_types[Counter](**arguments)

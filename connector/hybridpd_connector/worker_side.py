@@ -14,9 +14,11 @@ from typing import Any
 from hybridpd_connector import stats
 from hybridpd_connector.agent_api import Agent, Memory, MemoryRegion
 from hybridpd_connector.consumer import ConsumerRank, Timeouts
-from hybridpd_connector.handshake import Asker, RankHello
+from hybridpd_connector.handshake import Asker, HostFacts, RankHello
 from hybridpd_connector.lease_board import BoardReader, LeaseBoard
 from hybridpd_connector.leases import Ended, ProducerLeases
+from hybridpd_connector.link_probe import LinkProber, Scratch
+from hybridpd_connector.link_watch import LinkRules, LinkWatch
 from hybridpd_connector.metadata import Pin, StepOrders, TransferResults
 from hybridpd_connector.notifications import decode_all
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache
@@ -29,12 +31,14 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class RankCache:
-    """This rank's cache. ``zero``: (address, bytes) ranges, in order with the engine's work."""
+    """This rank's cache. ``zero``: (address, bytes) ranges, in order with the engine's work.
+    ``scratch``: memory of the same kind, for waking links up; without it that is left out."""
 
     layout: CacheLayout
     placement: RankPlacement
     regions: tuple[MemoryRegion, ...]
     zero: Callable[[Iterable[tuple[int, int]]], None]
+    scratch: Scratch | None = None
 
     @property
     def memory(self) -> Memory:
@@ -51,6 +55,8 @@ class RankSettings:
     poll_interval_seconds: float
     renew_interval_seconds: float
     timeouts: Timeouts
+    host: HostFacts = dataclasses.field(default_factory=HostFacts)
+    require_fast_link: bool = False
 
 
 class Ticker:
@@ -151,6 +157,8 @@ class WorkerHalf:
         self._producer: ProducerRank | None = None
         self._consumer: ConsumerRank | None = None
         self._ticker: Ticker | None = None
+        self._links: LinkWatch | None = None
+        self._host = settings.host
         if settings.role in ("producer", "both"):
             self._producer = ProducerRank(agent, settings, cache.placement.rank, self._stats)
         if settings.role in ("consumer", "both"):
@@ -168,6 +176,11 @@ class WorkerHalf:
         builder = LinkBuilder(
             local, self._agent, boards, asker, settings.timeouts.attempt, prepare_thread
         )
+        if cache.scratch is not None:
+            rules = LinkRules(settings.timeouts.handshake, require_fast=settings.require_fast_link)
+            prober = LinkProber(self._agent, builder.uses, cache.scratch)
+            self._links = LinkWatch(prober, settings.host, rules, prepare_thread, self._clock)
+            builder.watch = self._links
         return ConsumerRank(
             local,
             self._agent,
@@ -188,6 +201,7 @@ class WorkerHalf:
             agent_metadata=self._agent.metadata(),
             board_address=board.address if board else 0,
             board_slots=board.slots if board else 1,
+            host=self._host,
         )
 
     @property
@@ -227,6 +241,8 @@ class WorkerHalf:
         """Send the renewals that are due. The ticker's work; harmless at any other time."""
         if self._consumer is not None:
             self._consumer.renew(self._clock())
+        if self._links is not None:
+            self._links.tick()
 
     def poll(self) -> tuple[TransferResults, dict[str, str]]:
         """What ended since the last call, and why those that failed did. One pass over all."""
@@ -247,12 +263,16 @@ class WorkerHalf:
             if peers != self._peers:
                 self._peers = peers
                 self._stats.set_peers(peers)
+        if self._links is not None:
+            self._stats.set_links(self._links.take_changes())
         return None if self._stats.is_empty() else self._stats.take()
 
     def close(self) -> None:
         """Stop threads, then end transfers, then the agent. Idempotent."""
         if self._ticker is not None:
             self._ticker.close()
+        if self._links is not None:
+            self._links.close()
         if self._consumer is not None:
             self._consumer.close()
         if self._producer is not None:

@@ -6,6 +6,7 @@ does; a failed load acts only on a request that waits for it; blocks of an ended
 until the result that names it; metadata is shown to a rank twice in a step.
 """
 
+import ctypes
 import dataclasses
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from hybridpd_connector.agent_api import MemoryRegion
 from hybridpd_connector.agent_fake import FakeAgent, FakeNetwork
 from hybridpd_connector.consumer import Timeouts
 from hybridpd_connector.handshake import Hello, Responder
+from hybridpd_connector.link_probe import Scratch
 from hybridpd_connector.metadata import GroupFacts, RequestFacts
 from hybridpd_connector.request_blocks import Identity
 from hybridpd_connector.scheduler_side import SchedulerHalf
@@ -54,6 +56,11 @@ DENSE = ModelFacts(
     attention=AttentionFacts(query_heads=4, kv_heads=2, head_dim=4, v_head_dim=4),
     state=None,
 )
+
+
+def host_scratch(size=1 << 16):
+    buffer = (ctypes.c_uint8 * size)()
+    return Scratch(MemoryRegion(ctypes.addressof(buffer), size), buffer)
 
 
 class World:
@@ -120,8 +127,10 @@ class Engine:
         policy="fail",
         port=None,
         lease_seconds=LEASE_SECONDS,
+        links=None,
         **engine_facts,
     ):
+        """``links``: settings of the link probe, which is left out without them."""
         self.world, self.name, self.policy = world, name, policy
         facts = EngineFacts(tp_size, packing=engine_facts.pop("packing", "token"), **engine_facts)
         self.layout = layout_of(model, facts, "model", vllm_version="0.32.0")
@@ -129,7 +138,7 @@ class Engine:
         port = port or 5600 + len(world.engines)
         self.identity = Identity(name, "10.0.0.1", port, tp_size, role, lease_seconds)
         self.half = SchedulerHalf(self.identity, groups)
-        self.memories, self.ranks = [], []
+        self.memories, self.ranks, self.links = [], [], links
         for rank in range(tp_size):
             self._add_rank(rank, role, blocks, lease_seconds)
         self._publish(role, port)
@@ -148,10 +157,12 @@ class Engine:
         )
         self.memories.append(memory)
         region = MemoryRegion(memory.base, len(memory.bytes))
-        cache = RankCache(self.layout, memory.placement, (region,), self._zeroer(memory))
+        scratch = None if self.links is None or role == "producer" else host_scratch()
+        cache = RankCache(self.layout, memory.placement, (region,), self._zeroer(memory), scratch)
         settings = RankSettings(
-            self.name, role, lease_seconds, NEVER, NEVER, Timeouts(handshake=20.0, read=60.0)
-        )
+            self.name, role, lease_seconds, NEVER, NEVER, Timeouts(handshake=20.0, read=60.0),
+            **(self.links or {}),
+        )  # fmt: skip
         agent = FakeAgent(f"{self.name}/{rank}", self.world.network)
         half = WorkerHalf(cache, agent, self.world, settings, clock=self.world.clock)
         self.ranks.append(half)

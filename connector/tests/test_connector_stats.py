@@ -46,6 +46,15 @@ def test_ranks_add_up_and_gauges_do_not():
     assert joined["peers"] == {"ready": 2, "refused": 1}
 
 
+def test_the_slowest_rank_speaks_for_a_link():
+    ours, theirs = Stats(), Stats()
+    ours.set_links({"a:1": ("cuda_ipc", 9e10), "b:1": ("tcp", 4e8)})
+    theirs.set_links({"a:1": ("tcp", 5e8), "b:1": ("rdma", 2e10), "c:1": ("", 0.0)})
+    assert not ours.is_empty()
+    joined = aggregate(ours.data, json.loads(json.dumps(theirs.data)))
+    assert joined["links"] == {"a:1": ["tcp", 5e8], "b:1": ["tcp", 4e8], "c:1": ["", 0.0]}
+
+
 def test_joining_into_nothing_keeps_everything():
     assert aggregate(empty(), filled().data) == filled().data
 
@@ -95,16 +104,19 @@ def test_every_value_reaches_exactly_one_metric():
     data = empty()
     expected = set()
     for metric in METRICS:
-        if metric.label:
+        if metric.key == stats.LINKS:
+            data[metric.key] = {"a": ["tcp", 1.0]}
+            expected.add((metric.name, ("a", "tcp")))
+        elif metric.label:
             data[metric.key] = {"a": 1}
-            expected.add((metric.name, "a"))
+            expected.add((metric.name, ("a",)))
         elif metric.kind == "histogram":
             data["seconds"][metric.key] = [1.0]
-            expected.add((metric.name, ""))
+            expected.add((metric.name, ()))
         else:
             data["counts" if metric.kind == "counter" else "gauges"][metric.key] = 1
-            expected.add((metric.name, ""))
-    shown = [(sample.metric.name, sample.label_value) for sample in samples(data)]
+            expected.add((metric.name, ()))
+    shown = [(sample.metric.name, sample.labels) for sample in samples(data)]
     assert sorted(shown) == sorted(expected)
     assert set(data["counts"]) == set(stats.COUNTS)
     assert set(data["seconds"]) == set(stats.SECONDS)
@@ -129,6 +141,7 @@ def test_metric_names_are_a_contract():
         "hybridpd_leases_released_total": "",
         "hybridpd_leases_held": "",
         "hybridpd_peers": "state",
+        "hybridpd_link_bytes_per_second": "peer,path",
         "hybridpd_post_seconds": "",
         "hybridpd_transfer_seconds": "",
         "hybridpd_queue_seconds": "",

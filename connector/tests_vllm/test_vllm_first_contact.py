@@ -38,7 +38,21 @@ def test_vllm_first_contact_while_p_is_in_a_long_step(pool):
     )
     assert answer.tokens == expected
     assert (counted.loads, counted.failures, counted.recomputed) == (1, 0, 0)
+    require_link_was_probed(pair.decode)
     require_nothing_left(pair.prefill, pair.decode)
+
+
+def require_link_was_probed(decode):
+    """Woken up and measured before the first read: shown as a metric, told once, not as slow."""
+    metric = "hybridpd_link_bytes_per_second"
+    shown = {key: value for key, value in decode.metrics().samples.items() if key[0] == metric}
+    (((_, labels), bytes_per_second),) = shown.items()
+    path, peer = dict(labels)["path"], dict(labels)["peer"]
+    assert path in ("shm", "unknown")
+    assert bytes_per_second > 1e6
+    log = decode.log_path.read_text(errors="replace")
+    assert log.count(f"at {peer}: {path}, ") == 1
+    assert "is slow" not in log
 
 
 def test_vllm_first_contact_abandoned_while_p_is_frozen(pool):

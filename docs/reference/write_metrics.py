@@ -20,7 +20,7 @@ Written from `hybridpd_connector.stats` by `docs/reference/write_metrics.py`. Ev
 them at `/metrics`, with vLLM's labels `model_name` and `engine`. The operator reads them for
 `status.transfer` and the condition KVTransferVerified.
 
-| metric | kind | label | meaning |
+| metric | kind | labels | meaning |
 |---|---|---|---|
 """
 
@@ -34,7 +34,7 @@ A difference is a fault worth reporting.
 def row(metric: MetricDefinition) -> str:
     """One line of the table; counters are exposed with a suffix."""
     name = f"{metric.name}_total" if metric.kind == "counter" else metric.name
-    label = f"`{metric.label}`" if metric.label else ""
+    label = ", ".join(f"`{name}`" for name in metric.labels)
     return f"| `{name}` | {metric.kind} | {label} | {metric.documentation} |\n"
 
 
