@@ -28,6 +28,7 @@ from hybridpd_connector.agent_api import (
     Notification,
     PostedRead,
     PreparedList,
+    Ranges,
     ReadState,
     ReadTelemetry,
     Rows,
@@ -64,10 +65,14 @@ def load_nixl() -> Any:
 class _NixlList:
     """Prepared list of NIXL; ``reads`` counts the reads in flight that use it."""
 
-    def __init__(self, handle: Any, peer: str | None, descriptor_count: int) -> None:
+    def __init__(
+        self, handle: Any, peer: str | None, descriptor_count: int, place: tuple[str, int]
+    ) -> None:
+        """``place``: kind of memory and device of its rows."""
         self.handle = handle
         self.peer = peer
         self.descriptor_count = descriptor_count
+        self.place = place
         self.reads = 0
         self.released = False
 
@@ -171,7 +176,8 @@ class NixlAgent:
         with self._call(f"prepare {len(array)} rows of {peer or 'our memory'}"):
             handle = self._nixl.prep_xfer_dlist(peer or _OURSELVES, array, memory.value)
             self._lists += 1
-            return _NixlList(handle, peer, int(array[:, 4].sum()))
+            place = (memory.value, int(array[0, 2]))
+            return _NixlList(handle, peer, int(array[:, 4].sum()), place)
 
     def release_list(self, prepared: PreparedList) -> None:
         mine = _own(prepared, _NixlList)
@@ -199,15 +205,32 @@ class NixlAgent:
             handle = self._nixl.make_prepped_xfer(
                 "READ", here.handle, _int32(local_ids), there.handle, _int32(remote_ids), notify
             )
-            read = _NixlRead(handle, here, there)
-            try:
-                status = self._nixl.transfer(handle)
-            except Exception:
-                handle.release()
-                raise
-            self._count(read, +1)
-            self._settle(read, status)
-            return read
+            return self._start(_NixlRead(handle, here, there))
+
+    def post_ranges(self, local: PreparedList, remote: PreparedList, ranges: Ranges) -> PostedRead:
+        here, there = _own(local, _NixlList), _own(remote, _NixlList)
+        table = np.asarray(ranges, dtype=np.uint64)
+        if table.ndim != 2 or table.shape[1] != 3 or not len(table):
+            raise AgentError("ranges", "N x 3 with N > 0", table.shape)
+        with self._call(f"post a read from {there.peer}"):
+            if here.released or there.released:
+                raise StateError("prepared list", "in use", "released")
+            ours, theirs = (
+                self._nixl.get_xfer_descs(_described(table, column, prepared), prepared.place[0])
+                for column, prepared in ((0, here), (1, there))
+            )
+            handle = self._nixl.initialize_xfer("READ", ours, theirs, there.peer or self.name)
+            return self._start(_NixlRead(handle, here, there))
+
+    def _start(self, read: _NixlRead) -> PostedRead:
+        try:
+            status = self._nixl.transfer(read.handle)
+        except Exception:
+            read.handle.release()
+            raise
+        self._count(read, +1)
+        self._settle(read, status)
+        return read
 
     def poll(self, read: PostedRead) -> ReadState:
         mine = _own(read, _NixlRead)
@@ -331,6 +354,15 @@ def _progress_delay(bindings: Any) -> Iterator[None]:
             yield
         finally:
             bindings.nixlAgent = make_agent
+
+
+def _described(table: Any, column: int, prepared: _NixlList) -> Any:
+    """(address, length, device) of one side of ``table``."""
+    described = np.empty((len(table), 3), dtype=np.uint64)
+    described[:, 0] = table[:, column]
+    described[:, 1] = table[:, 2]
+    described[:, 2] = prepared.place[1]
+    return described
 
 
 def _int32(ids: Ids) -> Any:

@@ -103,6 +103,9 @@ Ids = IntArray | Sequence[int]
 Rows = IntArray | Sequence[tuple[int, int, int, int, int]]
 """Descriptor rows (address, length, device, stride, count), addresses and sizes in bytes."""
 
+Ranges = IntArray | Sequence[tuple[int, int, int]]
+"""Pieces of a read: (our address, the peer's address, length in bytes)."""
+
 
 class PreparedList(Protocol):
     """Handle of one prepared descriptor list."""
@@ -167,6 +170,14 @@ class Agent(Protocol):
 
         Ids have equal, non-zero length; paired descriptors have equal length.
         ``notify`` (if any) reaches the peer after the last byte has been read, not before.
+        """
+
+    def post_ranges(self, local: PreparedList, remote: PreparedList, ranges: Ranges) -> PostedRead:
+        """Start one read of plain ranges, each of them one descriptor, whatever its length.
+
+        The lists say whose memory it is, of which kind and on which device, and cannot be given
+        back before the read has ended. ``ranges``: N x 3 integers with N > 0. A range outside
+        registered memory is an ``AgentError``.
         """
 
     def poll(self, read: PostedRead) -> ReadState:

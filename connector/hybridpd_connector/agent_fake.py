@@ -31,6 +31,7 @@ from hybridpd_connector.agent_api import (
     Notification,
     PostedRead,
     PreparedList,
+    Ranges,
     ReadState,
     ReadTelemetry,
     Rows,
@@ -92,8 +93,9 @@ class FakeNetwork:
 
 
 class _FakeList:
-    def __init__(self, peer: str | None, rows: Integers) -> None:
+    def __init__(self, peer: str | None, rows: Integers, memory: Memory) -> None:
         self.peer = peer
+        self.memory = memory
         self.rows = rows
         self.first_ids = np.concatenate(([0], np.cumsum(rows[:, 4])))
         self.descriptor_count = int(self.first_ids[-1])
@@ -192,7 +194,7 @@ class FakeAgent:
             size = (count - 1) * stride + length
             if not owner._covers(address, size, device, memory):
                 raise AgentError("row", "inside registered memory", (hex(address), size))
-        prepared = _FakeList(peer, array)
+        prepared = _FakeList(peer, array, memory)
         self._lists.append(prepared)
         return prepared
 
@@ -221,11 +223,31 @@ class FakeAgent:
             raise AgentError("ids", "equally many, and some", (len(mine), len(theirs)))
         read = _FakeRead(here, there, notify)
         read.copies, read.descriptors = _copies(here, mine, there, theirs)
+        return self._start(read)
+
+    def post_ranges(self, local: PreparedList, remote: PreparedList, ranges: Ranges) -> PostedRead:
+        here, there = _own(local, _FakeList), _own(remote, _FakeList)
+        if here.released or there.released:
+            raise StateError("prepared list", "in use", "released")
+        array = np.array(ranges, dtype=np.int64)
+        if array.ndim != 2 or array.shape[1] != 3 or not len(array):
+            raise AgentError("ranges", "N x 3 with N > 0", array.shape)
+        read = _FakeRead(here, there, b"")
+        for destination, source, size in array.tolist():
+            for prepared, address in ((here, destination), (there, source)):
+                owner = self if prepared.peer is None else self._network.agents.get(prepared.peer)
+                device = int(prepared.rows[0, 2])
+                if owner is not None and not owner._covers(address, size, device, prepared.memory):
+                    raise AgentError("range", "inside registered memory", (hex(address), size))
+            read.copies.append((source, destination, size))
+        read.descriptors = len(array)
+        return self._start(read)
+
+    def _start(self, read: _FakeRead) -> PostedRead:
+        peer = read.remote.peer
         with self._network.lock:
-            if there.peer in self._network.dead:
-                raise PeerLostError(
-                    f"agent {self.name}", f"to read from {there.peer}", "it is gone"
-                )
+            if peer in self._network.dead:
+                raise PeerLostError(f"agent {self.name}", f"to read from {peer}", "it is gone")
             if self._network.refused_posts:
                 self._network.refused_posts -= 1
                 raise AgentError(f"agent {self.name}", "to post a read", "told to refuse")
@@ -233,8 +255,8 @@ class FakeAgent:
                 self._network.failing_reads -= 1
                 read.fails = True
             self._reads.append(read)
-        here.reads += 1
-        there.reads += 1
+        read.local.reads += 1
+        read.remote.reads += 1
         return read
 
     def poll(self, read: PostedRead) -> ReadState:

@@ -22,7 +22,7 @@ from hybridpd_connector.lease_board import BoardCheck
 from hybridpd_connector.metadata import Interest, Load
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
 from hybridpd_connector.peers import Address, PeerManager, PeerState
-from hybridpd_connector.read_tables import id_arrays, zero_ranges
+from hybridpd_connector.read_tables import zero_ranges
 from hybridpd_connector.transfers import ABORTED, READ_FAILED, Outcome, SourceRead, Transfers
 from hybridpd_connector.wants import PEER_REFUSED, Want, Wants
 from hybridpd_geometry import (
@@ -124,6 +124,13 @@ class ConsumerRank:
             for loading in [item for item in self._loading.values() if item.link is None]:
                 self._try_post(loading, now)
 
+    def watch(self, now: float) -> bool:
+        """One look at the reads. True: another look in this very step may see one end."""
+        with self._lock:
+            for outcome in self._transfers.poll(now):
+                self._finish(outcome, now)
+            return self._transfers.worth_waiting(now)
+
     def poll(self, now: float) -> tuple[frozenset[str], dict[str, str]]:
         """(requests whose load ended, reasons of those that failed), each named once."""
         with self._lock:
@@ -218,15 +225,11 @@ class ConsumerRank:
         try:
             for source in link.sources:
                 batches = source.table.id_batches(request)
+                ranges = source.ranges.ranges(batches)
                 loading.predicted_bytes += sum(batch.bytes for batch in batches)
-                loading.predicted_descriptors += sum(batch.descriptors for batch in batches)
-                local_ids, remote_ids = id_arrays(batches)
+                loading.predicted_descriptors += len(ranges)
                 check = BoardCheck(source.board, remote.sequence)
-                reads.append(
-                    SourceRead(
-                        source.peer, source.local, local_ids, source.remote, remote_ids, check
-                    )
-                )
+                reads.append(SourceRead(source.peer, source.local, source.remote, ranges, check))
         except GeometryError as error:
             self._fail(loading, BAD_BLOCKS, str(error), now)
             return

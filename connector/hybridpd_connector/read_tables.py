@@ -1,8 +1,11 @@
 """Geometry's closed forms as the integer arrays that the transfer agent takes.
 
 Rows become N x 5 int64 (address, length in bytes, device, stride in bytes, count), a request's
-runs of ids become two int32 arrays of equal length. Nothing here grows with the number of blocks
-of an engine, and a request's arrays hold one id per piece that is read.
+runs of ids become N x 3 int64 (our address, the peer's, length in bytes). Nothing here grows with
+the number of blocks of an engine, and a request's array holds one range per piece that is read.
+
+Why ranges and not ids: the library joins neighbouring ids only inside a row, so that a run of
+tokens in units of several sizes would be moved in several pieces, and every piece costs a post.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,11 +19,10 @@ from hybridpd_geometry import IdBatch, RankPlacement, Row, ZeroRun
 FEW_RUNS = 64
 """Up to here a batch is written out faster by Python than by numpy."""
 
-Rows = NDArray[np.int64]
-Ids = NDArray[np.int32]
+Integers = NDArray[np.int64]
 
 
-def row_array(rows: Sequence[Row]) -> Rows:
+def row_array(rows: Sequence[Row]) -> Integers:
     """Rows of one side of a descriptor table, in id order."""
     array = np.empty((len(rows), 5), dtype=np.int64)
     for index, row in enumerate(rows):
@@ -28,35 +30,73 @@ def row_array(rows: Sequence[Row]) -> Rows:
     return array
 
 
-def id_arrays(batches: Sequence[IdBatch]) -> tuple[Ids, Ids]:
-    """(local ids, remote ids): the i-th remote piece is read into the i-th local one."""
-    parts: list[NDArray[np.int64]] = []
+class RangeTable:
+    """Where the ids of one descriptor table lie: a request's ids become ranges of addresses."""
+
+    def __init__(self, local_rows: Sequence[Row], remote_rows: Sequence[Row]) -> None:
+        self._local = _Side(local_rows)
+        self._remote = _Side(remote_rows)
+
+    def ranges(self, batches: Sequence[IdBatch]) -> Integers:
+        """N x 3 (our address, the peer's address, length in bytes), as few as there can be.
+
+        Runs that touch on both sides become one range, also across unit sizes and layers.
+        """
+        table = _runs(batches)
+        table[:, 0] = self._local.addresses(table[:, 0])
+        table[:, 1] = self._remote.addresses(table[:, 1])
+        return _joined(table[np.argsort(table[:, 0])])
+
+
+class _Side:
+    """Rows of one side as arrays: the first id of each, its address and its stride in bytes."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        counts = np.array([row.count for row in rows], dtype=np.int64)
+        self._first = np.cumsum(counts) - counts
+        self._address = np.array([row.address for row in rows], dtype=np.int64)
+        self._stride = np.array([row.stride for row in rows], dtype=np.int64)
+
+    def addresses(self, ids: Integers) -> Integers:
+        """Where the pieces of these ids begin."""
+        row = np.searchsorted(self._first, ids, side="right") - 1
+        found = self._address[row] + (ids - self._first[row]) * self._stride[row]
+        return np.asarray(found, dtype=np.int64)
+
+
+def _runs(batches: Sequence[IdBatch]) -> Integers:
+    """N x 3 (first local id, first remote id, bytes) of every run of consecutive ids."""
+    parts: list[Integers] = []
     few: list[tuple[int, int, int]] = []
     for batch in batches:
+        size = batch.unit_bytes
         if batch.descriptors <= FEW_RUNS:
             few.extend(
-                (local_base + local_unit, remote_base + remote_unit, units)
+                (local_base + local_unit, remote_base + remote_unit, units * size)
                 for local_base, remote_base in batch.bases
                 for local_unit, remote_unit, units in batch.runs
             )
             continue
         bases = np.array([(local, remote, 0) for local, remote in batch.bases], dtype=np.int64)
-        runs = np.array(batch.runs, dtype=np.int64)
+        runs = np.array(batch.runs, dtype=np.int64) * (1, 1, size)
         parts.append((bases[:, None] + runs[None]).reshape(-1, 3))
     if few:
         parts.append(np.array(few, dtype=np.int64))
     if not parts:
         raise StateError("id runs", "at least one", 0)
-    table = np.concatenate(parts)
-    units = table[:, 2]
-    ends = np.cumsum(units)
-    # Position of each id inside its own run.
-    inside = np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - units, units)
-    ids = np.repeat(table[:, :2], units, axis=0) + inside[:, None]
-    return (
-        np.ascontiguousarray(ids[:, 0], dtype=np.int32),
-        np.ascontiguousarray(ids[:, 1], dtype=np.int32),
-    )
+    return np.concatenate(parts)
+
+
+def _joined(table: Integers) -> Integers:
+    """Ranges in order of our addresses; those that continue the one before are added to it."""
+    ends = table[:-1, :2] + table[:-1, 2:]
+    begins = np.concatenate(([True], (ends != table[1:, :2]).any(axis=1)))
+    if begins.all():
+        return table
+    at = np.flatnonzero(begins)
+    joined = table[at]
+    joined[:, 2] = np.add.reduceat(table[:, 2], at)
+    return joined
 
 
 def zero_ranges(runs: Iterable[ZeroRun], placement: RankPlacement) -> list[tuple[int, int]]:

@@ -18,9 +18,10 @@ import enum
 import logging
 from collections.abc import Iterator, Sequence
 
-from hybridpd_connector.agent_api import Agent, Ids, PostedRead, PreparedList, ReadState
+from hybridpd_connector.agent_api import Agent, PostedRead, PreparedList, Ranges, ReadState
 from hybridpd_connector.errors import AgentError, PeerLostError, StateError
 from hybridpd_connector.lease_board import BoardCheck, BoardProbe, BoardReader
+from hybridpd_connector.patience import Patience, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +36,15 @@ ABORTED = "aborted"
 
 @dataclasses.dataclass(frozen=True)
 class SourceRead:
-    """The part of a load that one source rank has: ``local[local_ids] <- remote[remote_ids]``.
+    """The part of a load that one source rank has: ``ranges`` of the memory of both lists.
 
     ``check``: the lease to look at once the bytes are here; None only where no lease exists.
     """
 
     peer: str
     local: PreparedList
-    local_ids: Ids
     remote: PreparedList
-    remote_ids: Ids
+    ranges: Ranges
     check: BoardCheck | None
 
 
@@ -80,6 +80,7 @@ class _Part:
     stage: _Stage
     read: PostedRead | None = None
     probe: BoardProbe | None = None
+    watch: Watch | None = None
 
 
 @dataclasses.dataclass
@@ -122,9 +123,10 @@ class _Load:
 class Transfers:
     """All loads in flight of one D rank. Not thread-safe: the engine thread owns it."""
 
-    def __init__(self, agent: Agent, boards: BoardReader) -> None:
+    def __init__(self, agent: Agent, boards: BoardReader, patience: Patience | None = None) -> None:
         self._agent = agent
         self._boards = boards
+        self._patience = patience or Patience(0.0)
         self._loads: dict[str, _Load] = {}
 
     def __repr__(self) -> str:
@@ -157,9 +159,7 @@ class Transfers:
         self._loads[request] = load
         for source in sources:
             try:
-                read = self._agent.post_read(
-                    source.local, source.local_ids, source.remote, source.remote_ids
-                )
+                read = self._agent.post_ranges(source.local, source.remote, source.ranges)
             except AgentError as error:
                 logger.warning("load %s: %s", request, error)
                 load.fail(POST_FAILED, source.peer, broken=isinstance(error, PeerLostError))
@@ -179,9 +179,13 @@ class Transfers:
         """One look at everything pending; the outcomes of loads that have ended."""
         for load, part in list(self._open_parts()):
             if part.stage is _Stage.READING:
+                self._watch(part, now)
                 self._poll_read(load, part)
+                self._unwatch(part, _Stage.READING, now)
             if part.stage is _Stage.CHECKING:
+                self._watch(part, now)
                 self._poll_check(load, part)
+                self._unwatch(part, _Stage.CHECKING, now)
         ended = []
         for request, load in list(self._loads.items()):
             if load.ended():
@@ -190,6 +194,22 @@ class Transfers:
             elif now >= load.deadline:
                 load.fail(DEADLINE, self._slowest(load))
         return ended
+
+    def worth_waiting(self, now: float) -> bool:
+        """Is anything in flight that was begun just now and may well end within this step?"""
+        return any(
+            part.watch is not None and self._patience.lasts(part.watch, now)
+            for _, part in self._open_parts()
+        )
+
+    def _watch(self, part: _Part, now: float) -> None:
+        if part.watch is None:
+            part.watch = self._patience.begin((part.source.peer, part.stage.value), now)
+
+    def _unwatch(self, part: _Part, stage: _Stage, now: float) -> None:
+        if part.stage is not stage and part.watch is not None:
+            self._patience.end(part.watch, now)
+            part.watch = None
 
     def overdue(self, now: float) -> tuple[str, ...]:
         """Peers whose reads are still in flight after the deadline of their load."""

@@ -32,6 +32,9 @@ DEFAULT_LEASE_SECONDS = 30
 # NIXL's own thread keeps a producer moving; this look only empties its mailbox now and then.
 DEFAULT_POLL_INTERVAL_SECONDS = 0.1
 DEFAULT_HANDSHAKE_TIMEOUT_SECONDS = 30.0
+# A read between two GPUs of a machine takes about 0.3 ms: a step waits that long for its own.
+DEFAULT_STEP_WAIT_SECONDS = 0.0005
+LONGEST_STEP_WAIT_SECONDS = 1
 RENEW_INTERVAL_SECONDS = 0.25
 HANDSHAKE_ATTEMPT_SECONDS = 5.0
 SHORTEST_READ_TIMEOUT_SECONDS = 60.0
@@ -167,6 +170,12 @@ def build_worker(
             ),
             host=read_host_facts(os.environ, remappable=remappable_cache(vllm_config)),
             require_fast_link=check_flag(name_fast, extra(name_fast, False)),
+            step_wait_seconds=check_seconds(
+                "step_wait_seconds",
+                extra("step_wait_seconds", DEFAULT_STEP_WAIT_SECONDS),
+                0,
+                LONGEST_STEP_WAIT_SECONDS,
+            ),
         ),
         prepare_thread=thread_setup(kv_caches),
     )

@@ -21,6 +21,7 @@ from hybridpd_connector.link_probe import LinkProber, Scratch
 from hybridpd_connector.link_watch import LinkRules, LinkWatch
 from hybridpd_connector.metadata import Pin, StepOrders, TransferResults
 from hybridpd_connector.notifications import decode_all
+from hybridpd_connector.patience import Patience
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache
 from hybridpd_connector.progress import Pump
 from hybridpd_connector.transfers import Transfers
@@ -47,7 +48,10 @@ class RankCache:
 
 @dataclasses.dataclass(frozen=True)
 class RankSettings:
-    """Seconds, and who this rank is. ``role``: producer, consumer or both."""
+    """Seconds, and who this rank is. ``role``: producer, consumer or both.
+
+    ``step_wait_seconds``: how long a step may wait for reads it has just begun, in all.
+    """
 
     engine_id: str
     role: str
@@ -57,6 +61,7 @@ class RankSettings:
     timeouts: Timeouts
     host: HostFacts = dataclasses.field(default_factory=HostFacts)
     require_fast_link: bool = False
+    step_wait_seconds: float = 0.0
 
 
 class Ticker:
@@ -151,6 +156,7 @@ class WorkerHalf:
         self._clock = clock
         self._stats = stats.Stats()
         self._step = 0
+        self._step_wait_seconds = settings.step_wait_seconds
         self._refused: dict[str, str] = {}
         self._peers: dict[str, int] = {}
         agent.register(cache.regions)
@@ -185,7 +191,7 @@ class WorkerHalf:
             local,
             self._agent,
             builder,
-            Transfers(self._agent, boards),
+            Transfers(self._agent, boards, Patience(settings.step_wait_seconds)),
             self._stats,
             settings.timeouts,
             # A producer's pump does it, and owns what arrives.
@@ -253,8 +259,17 @@ class WorkerHalf:
         if self._producer is not None:
             sent = self._producer.poll(now)
         if self._consumer is not None:
-            received, reasons = self._consumer.poll(now)
+            self._wait_briefly(self._consumer, now)
+            received, reasons = self._consumer.poll(self._clock())
         return TransferResults(sent, received, frozenset(reasons)), reasons
+
+    def _wait_briefly(self, consumer: ConsumerRank, begun: float) -> None:
+        """Reads begun in this step may end in it: their requests then run in the next one."""
+        now = begun
+        while consumer.watch(now) and now - begun < self._step_wait_seconds:
+            # Lets the other threads of this process have the interpreter.
+            time.sleep(0)
+            now = self._clock()
 
     def take_stats(self) -> dict[str, Any] | None:
         """``Stats`` data since the last call; None when nothing has happened."""

@@ -175,6 +175,24 @@ class DescriptorTable:
             for local_unit, remote_unit, units in batch.runs
         ]
 
+    def ranges(self, request: ReadRequest) -> list[tuple[int, int, int]]:
+        """The request in as few pieces as there can be: (our address, theirs, length in bytes).
+
+        Pieces that touch on both sides are one, also across unit sizes.
+        """
+        joined: list[tuple[int, int, int]] = []
+        for ours, theirs, length in sorted(
+            (self._local.address(here), self._remote.address(there), units * unit_bytes)
+            for here, there, units, unit_bytes in self.id_runs(request)
+        ):
+            if joined:
+                first, remote_first, before = joined[-1]
+                if (first + before, remote_first + before) == (ours, theirs):
+                    joined[-1] = (first, remote_first, before + length)
+                    continue
+            joined.append((ours, theirs, length))
+        return joined
+
     def _unit_runs(
         self, number: int, batch: _Batch, request: ReadRequest
     ) -> list[list[tuple[int, int, int]]]:

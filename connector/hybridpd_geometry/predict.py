@@ -73,7 +73,7 @@ def _descriptors(plan: PairPlan, tokens: int, first_token: int) -> int:
     count = 0
     for rank in plan.sources:
         table = build_table(plan, rank, local, _virtual(plan.source, rank, tokens))
-        count += sum(batch.descriptors for batch in table.id_batches(request))
+        count += len(table.ranges(request))
     return count
 
 

@@ -118,13 +118,21 @@ class SideTable:
 
     def locate(self, descriptor_id: int) -> Location:
         """The bytes that `descriptor_id` names."""
-        if not 0 <= descriptor_id < self.size:
-            raise GeometryError("descriptor id", f"0..{self.size - 1}", descriptor_id)
-        at = bisect_right(self._places, descriptor_id, key=lambda place: place.first) - 1
-        place = self._places[at]
+        place = self._place_of(descriptor_id)
         distance = place.offset + (descriptor_id - place.first) * place.row.stride
         block, offset = divmod(distance, place.block_stride)
         return Location(place.view, place.region, block, offset, place.row.length)
+
+    def _place_of(self, descriptor_id: int) -> _Place:
+        if not 0 <= descriptor_id < self.size:
+            raise GeometryError("descriptor id", f"0..{self.size - 1}", descriptor_id)
+        at = bisect_right(self._places, descriptor_id, key=lambda place: place.first) - 1
+        return self._places[at]
+
+    def address(self, descriptor_id: int) -> int:
+        """Where the bytes that `descriptor_id` names begin."""
+        place = self._place_of(descriptor_id)
+        return place.row.address + (descriptor_id - place.first) * place.row.stride
 
     def identify(self, location: Location) -> int:
         """The id that names `location`; GeometryError when no row has it."""

@@ -69,10 +69,13 @@ class World:
     def __init__(self):
         self.network = FakeNetwork()
         self.now = 1000.0
+        self.tick = 0.0
         self.responders = {}
         self.engines = []
 
     def clock(self):
+        """``tick`` above 0: time passes with every look at the clock."""
+        self.now += self.tick
         return self.now
 
     def ask(self, host, port, question, timeout_seconds):
@@ -128,10 +131,12 @@ class Engine:
         port=None,
         lease_seconds=LEASE_SECONDS,
         links=None,
+        step_wait_seconds=0.0,
         **engine_facts,
     ):
         """``links``: settings of the link probe, which is left out without them."""
         self.world, self.name, self.policy = world, name, policy
+        self.step_wait_seconds = step_wait_seconds
         facts = EngineFacts(tp_size, packing=engine_facts.pop("packing", "token"), **engine_facts)
         self.layout = layout_of(model, facts, "model", vllm_version="0.32.0")
         groups = [GroupFacts(kind, self.layout.block_tokens) for kind in self.layout.group_kinds]
@@ -161,7 +166,7 @@ class Engine:
         cache = RankCache(self.layout, memory.placement, (region,), self._zeroer(memory), scratch)
         settings = RankSettings(
             self.name, role, lease_seconds, NEVER, NEVER, Timeouts(handshake=20.0, read=60.0),
-            **(self.links or {}),
+            step_wait_seconds=self.step_wait_seconds, **(self.links or {}),
         )  # fmt: skip
         agent = FakeAgent(f"{self.name}/{rank}", self.world.network)
         half = WorkerHalf(cache, agent, self.world, settings, clock=self.world.clock)

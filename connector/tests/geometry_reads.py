@@ -40,9 +40,18 @@ def read_all(
     for rank in plan.sources:
         table = build_table(plan, rank, destination.placement, source[rank].placement)
         local_rows, remote_rows = table.local_rows, table.remote_rows
+        ranges = table.ranges(request)
+        descriptors += len(ranges)
+        left = sum(length for _, _, length in ranges)
         for run in table.id_runs(request):
-            descriptors += 1
             length = run.units * run.unit_bytes
+            here = _dense(local_rows, run.local_first, run)
+            there = _dense(remote_rows, run.remote_first, run)
+            # Inside one of the ranges, at the same distance from its begin on both sides.
+            assert any(
+                0 <= here - ours == there - theirs <= size - length for ours, theirs, size in ranges
+            )
+            left -= length
             into, origin = (
                 memory.span(_dense(rows, first, run), length)
                 for memory, rows, first in (
@@ -53,6 +62,7 @@ def read_all(
             destination.bytes[into] = source[rank].bytes[origin]
             destination.writes[into] += 1
             moved += length
+        assert left == 0
     return moved, descriptors
 
 

@@ -55,11 +55,15 @@ class Fleet:
         return SourceRead(
             peer=f"p{index}",
             local=self.local,
-            local_ids=[page],
             remote=self.remotes[index],
-            remote_ids=[page + 1],
+            ranges=[self.range_of(index, page)],
             check=BoardCheck(self.views[index], SEQUENCE) if check else None,
         )
+
+    def range_of(self, index, page):
+        here = self.consumer.address + page * PAGE_BYTES
+        there = self.producers[index].address + (page + 1) * PAGE_BYTES
+        return here, there, PAGE_BYTES
 
     def submit(self, request="r", deadline=LATER, **options):
         sources = [self.source(i, i, **options) for i in range(len(self.producers))]

@@ -49,6 +49,45 @@ def test_a_silent_peer_does_not_hold_the_engine_up(world):
     assert d.pages_equal("d1", made, 39)
 
 
+def step_of_load(world, polls, wait):
+    """Steps of D from the one that posts a warm read to the one that reports it, 0 = the same."""
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer", step_wait_seconds=wait)
+    world.network.delay_reads(1)
+    tokens, answer, _ = prefilled(p, 40, "p0", seed=1)
+    d.add("d0", tokens, answer)
+    d.schedule("d0")
+    world.until(lambda: d.requests["d0"].status == "running")
+    world.network.delay_reads(polls)
+    world.tick = 0.0001
+    tokens, answer, made = prefilled(p, 40, "p1", seed=2)
+    d.add("d1", tokens, answer)
+    d.schedule("d1")
+    for step in range(100):
+        d.step()
+        if d.requests["d1"].status == "running":
+            assert d.pages_equal("d1", made, 39)
+            return step
+    raise AssertionError("not loaded")
+
+
+def test_a_load_that_ends_soon_is_reported_in_the_step_that_posts_it(world):
+    """Both the read and the question to the lease board take four looks."""
+    assert step_of_load(world, polls=4, wait=0.002) == 0
+
+
+def test_a_load_that_takes_longer_holds_no_step_up(world):
+    begun = world.now
+    steps = step_of_load(world, polls=60, wait=0.002)
+    assert steps > 0
+    # The clock moves only when it is looked at: no step has waited longer than it may.
+    assert world.now - begun < 0.01 + (steps + 1) * 0.004
+
+
+def test_without_a_wait_a_step_looks_once(world):
+    assert step_of_load(world, polls=4, wait=0.0) > 0
+
+
 def test_a_step_that_is_shown_twice_counts_once(world):
     d = world.engine("d", "producer")
     load = Load("r", (), 0, "other_prompt")

@@ -164,6 +164,62 @@ class AgentContract:
         assert pair.finish(read) is ReadState.DONE
         assert pair.consumer.agent.telemetry(read).descriptors == 3
 
+    def test_ranges_move_exactly_what_they_name(self, pair: Pair) -> None:
+        """Each range is one descriptor, also when it ignores the pieces of the lists."""
+        agent = pair.consumer.agent
+        here = agent.prepare(None, pair.consumer.dense(), Memory.DRAM)
+        there = agent.prepare(pair.peer, pair.producer.dense(), Memory.DRAM)
+        ours, theirs = pair.consumer.address, pair.producer.address
+        ranges = [
+            (ours + 100, theirs + 3 * PAGE_BYTES + 7, 2 * PAGE_BYTES),
+            (ours + 9 * PAGE_BYTES, theirs + PAGE_BYTES, 1),
+        ]
+        expected = bytearray(PAGE_BYTES * PAGES)
+        for destination, source, size in ranges:
+            at = destination - ours
+            expected[at : at + size] = ctypes.string_at(source, size)
+        read = agent.post_ranges(here, there, ranges)
+        assert pair.finish(read) is ReadState.DONE
+        assert bytes(pair.consumer.memory) == expected
+        counted = agent.telemetry(read)
+        assert (counted.descriptors, counted.total_bytes) == (2, 2 * PAGE_BYTES + 1)
+        assert agent.release_read(read)
+        agent.release_list(here)
+        agent.release_list(there)
+
+    def test_ranges_outside_registered_memory_are_refused(self, pair: Pair) -> None:
+        agent = pair.consumer.agent
+        here = agent.prepare(None, pair.consumer.dense(), Memory.DRAM)
+        there = agent.prepare(pair.peer, pair.producer.dense(), Memory.DRAM)
+        ours, theirs = pair.consumer.address, pair.producer.address
+        size = PAGE_BYTES * PAGES
+        for ranges in (
+            [(ours + 1, theirs, size)],
+            [(ours, theirs + 1, size)],
+            [(ours, theirs, 1), (ours, theirs - 1, 1)],
+            [],
+        ):
+            with pytest.raises(AgentError):
+                agent.post_ranges(here, there, ranges)
+        agent.release_list(here)
+        agent.release_list(there)
+
+    def test_lists_of_a_read_of_ranges_stay_while_it_is_in_flight(self, pair: Pair) -> None:
+        agent = pair.consumer.agent
+        here = agent.prepare(None, pair.consumer.dense(), Memory.DRAM)
+        there = agent.prepare(pair.peer, pair.producer.dense(), Memory.DRAM)
+        ranges = [(pair.consumer.address, pair.producer.address, PAGE_BYTES)]
+        read = agent.post_ranges(here, there, ranges)
+        if not agent.release_read(read):
+            with pytest.raises(AgentError, match="in flight"):
+                agent.release_list(here)
+        assert pair.finish(read) is ReadState.DONE
+        assert read.released or agent.release_read(read)
+        agent.release_list(here)
+        agent.release_list(there)
+        with pytest.raises(StateError):
+            agent.post_ranges(here, there, ranges)
+
     def test_a_read_notifies_once_when_it_is_done(self, pair: Pair) -> None:
         read = pair.post(pair.consumer.dense(), [0], pair.producer.dense(), [1], b"read 1")
         assert pair.finish(read) is ReadState.DONE
