@@ -135,7 +135,9 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         ids: Sequence[Sequence[int]] = ()
         if num_external_tokens > 0:
             ids = self._side.select(blocks.get_block_ids())
-        self._half.on_allocated(request.request_id, ids, num_external_tokens)
+        self._half.on_allocated(
+            request.request_id, ids, num_external_tokens, cached_tokens_of(request)
+        )
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return ConnectorMetadata(self._half.build_orders())
@@ -280,6 +282,11 @@ def facts_of(request: Any) -> RequestFacts:
         cache_salt=getattr(request, "cache_salt", None) or "",
         reads_cache=not request.get_skip_reading_prefix_cache(),
     )
+
+
+def cached_tokens_of(request: Any) -> int | None:
+    """Tokens that this engine's own prefix cache gives a request that is about to be allocated."""
+    return getattr(getattr(request, "prefill_stats", None), "num_local_cached_tokens", None)
 
 
 def drop_last_token(request: Any) -> None:

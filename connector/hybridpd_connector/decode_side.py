@@ -104,9 +104,18 @@ class DecodeSide:
         return item.claimed
 
     def allocated(
-        self, request_id: str, block_ids: Sequence[Sequence[int]], external_tokens: int
+        self,
+        request_id: str,
+        block_ids: Sequence[Sequence[int]],
+        external_tokens: int,
+        cached_tokens: int | None = None,
     ) -> None:
-        """Blocks were allocated, for a load (``external_tokens`` > 0) or for computing here."""
+        """Blocks were allocated, for a load (``external_tokens`` > 0) or for computing here.
+
+        ``cached_tokens``: what vLLM takes from its own cache. Attention may have hit all N-1
+        tokens, so that nothing was claimed, while the recurrent state is cached for fewer: then
+        vLLM goes back to those and computes the rest.
+        """
         item = self._requests[request_id]
         if external_tokens == 0:
             waited, failed = item.state is Decode.WAITING, item.state is Decode.RECOMPUTE
@@ -114,7 +123,9 @@ class DecodeSide:
             if waited and item.holds_lease:
                 self._leaves.append(request_id)
             ignored = waited and item.tokens == 0 and item.holds_lease
-            if failed or ignored:
+            known = item.tokens if cached_tokens is None else cached_tokens
+            short = waited and not item.claimed and known < item.tokens
+            if failed or ignored or short:
                 self._stats.count(stats.RECOMPUTED_REQUESTS)
             return
         self._move(request_id, DecodeEvent.LOAD)

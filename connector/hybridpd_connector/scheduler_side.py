@@ -61,10 +61,15 @@ class SchedulerHalf:
         return self.decode.external_tokens(request_id, computed_tokens)
 
     def on_allocated(
-        self, request_id: str, block_ids: Sequence[Sequence[int]], external_tokens: int
+        self,
+        request_id: str,
+        block_ids: Sequence[Sequence[int]],
+        external_tokens: int,
+        cached_tokens: int | None = None,
     ) -> None:
+        """``cached_tokens``: what vLLM takes from its own prefix cache; None when it is unknown."""
         if self.decode.owns(request_id):
-            self.decode.allocated(request_id, block_ids, external_tokens)
+            self.decode.allocated(request_id, block_ids, external_tokens, cached_tokens)
 
     def build_orders(self) -> StepOrders:
         self._step += 1

@@ -167,6 +167,23 @@ def test_a_request_that_may_not_use_a_cache_is_computed_here_and_counted():
     assert decoder.take_stats()["counts"] == {"recomputed_requests": 1}
 
 
+@pytest.mark.parametrize(
+    ("hit", "cached", "recomputed"),
+    [(39, 32, 1), (39, 0, 1), (39, 39, 0), (39, None, 0), (16, 0, 0)],
+)
+def test_a_hit_whose_state_is_cached_for_less_is_counted(hit, cached, recomputed):
+    """Attention may hit all N-1 tokens here while the state does not: vLLM computes the rest."""
+    decoder = half()
+    decoder.on_new_request(facts("d", answer_of(half())))
+    claimed = decoder.external_tokens("d", hit)
+    assert claimed == 39 - hit
+    # Another connector beside this one may have won the load; then nothing is computed here.
+    decoder.on_allocated("d", (), 0, cached)
+    counts = (decoder.take_stats() or {"counts": {}})["counts"]
+    assert counts.get("recomputed_requests", 0) == recomputed
+    assert decoder.build_orders().leaves == ("d",)
+
+
 def test_an_abort_that_vllm_reports_with_its_result_orders_nothing():
     """Policy "fail": the request is finished first, then its load is reported as failed."""
     decoder = half()

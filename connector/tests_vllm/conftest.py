@@ -1,5 +1,7 @@
 """Real engines, shared by all tests of this folder, one family at a time."""
 
+import contextlib
+
 import pytest
 
 from hybridpd_testkit.adapters import write_adapter
@@ -12,6 +14,7 @@ from hybridpd_testkit.engines import (
     EngineSpec,
     base_environment,
     engine_python,
+    running,
     stop_all,
 )
 from hybridpd_testkit.nursery import Nursery
@@ -111,6 +114,12 @@ class EnginePool:
                 stop_all([self._alive.pop(spec.name)])
                 raise
         return tuple(self._alive[spec.name] for spec in specs)
+
+    @contextlib.contextmanager
+    def own(self, *specs):
+        """Engines for one module's tests, beside the shared ones of the family: gone after it."""
+        with running(specs, self._directory / "logs", self._nursery) as engines:
+            yield engines
 
     def _stop_other_families(self, family):
         """Tests run family by family, see `pytest_collection_modifyitems`."""
