@@ -20,6 +20,9 @@ CACHE_LAYOUT = "LBHNC"
 CONV_LAYOUTS = ("DS", "SD")
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 MAX_ENGINE_ID = 256
+# Methods that draft from the prompt itself. A drafting model has a cache of its own, and its first
+# step after a load wants what only the step before it knows.
+DRAFTS_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")
 ROLES = {"kv_producer": "producer", "kv_consumer": "consumer", "kv_both": "both"}
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
@@ -44,6 +47,9 @@ class EngineSettings:
     replay_ssm: bool
     hybrid_manager_disabled: bool
     host_pools: bool
+    sleep_mode: bool = False
+    permutes_cache: bool = False
+    draft_method: str = ""
 
 
 def check_version(version: str) -> tuple[int, int]:
@@ -130,18 +136,42 @@ def check_settings(settings: EngineSettings) -> None:
             raise UnsupportedEngineError(field, "1", value, "use tensor parallelism instead")
     if settings.mamba_cache_mode not in STATE_MODES:
         raise UnsupportedEngineError(
-            "mamba_cache_mode", " or ".join(STATE_MODES), settings.mamba_cache_mode
+            "mamba_cache_mode",
+            " or ".join(STATE_MODES),
+            settings.mamba_cache_mode,
+            "set --mamba-cache-mode align, or --no-enable-prefix-caching",
         )
-    if settings.replay_ssm:
+    for field, is_on, way_out in (
+        ("use_replayssm", settings.replay_ssm, "its ring buffers would be part of the state"),
+        (
+            "disable_hybrid_kv_cache_manager",
+            settings.hybrid_manager_disabled,
+            "remove --disable-hybrid-kv-cache-manager",
+        ),
+        (
+            "enable_sleep_mode",
+            settings.sleep_mode,
+            "registered KV memory must stay mapped: remove --enable-sleep-mode",
+        ),
+        (
+            "enable_permute_local_kv",
+            settings.permutes_cache,
+            "pages are read as they lie: remove it from --kv-transfer-config",
+        ),
+    ):
+        if is_on:
+            raise UnsupportedEngineError(field, "off", "on", way_out)
+    if settings.draft_method and settings.draft_method not in DRAFTS_WITHOUT_MODEL:
         raise UnsupportedEngineError(
-            "use_replayssm", "off", "on", "its ring buffers would be part of the state"
-        )
-    if settings.hybrid_manager_disabled:
-        raise UnsupportedEngineError(
-            "disable_hybrid_kv_cache_manager", "false", "true", "remove the flag"
+            "speculative_config.method",
+            " or ".join(DRAFTS_WITHOUT_MODEL),
+            settings.draft_method,
+            "a drafting model's cache is not handed over: use ngram, or no --speculative-config",
         )
     if settings.host_pools:
-        raise UnsupportedEngineError("KV cache groups", "in device memory", "host resident")
+        raise UnsupportedEngineError(
+            "KV cache groups", "in device memory", "host resident", "remove the offloading options"
+        )
 
 
 def settings_of(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineSettings:
@@ -166,6 +196,11 @@ def settings_of(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
             getattr(vllm_config.scheduler_config, "disable_hybrid_kv_cache_manager", False)
         ),
         host_pools=any(getattr(group, "host_resident", False) for group in groups),
+        sleep_mode=bool(
+            getattr(getattr(vllm_config, "model_config", None), "enable_sleep_mode", False)
+        ),
+        permutes_cache=bool(getattr(transfer, "enable_permute_local_kv", False)),
+        draft_method=getattr(getattr(vllm_config, "speculative_config", None), "method", "") or "",
     )
 
 

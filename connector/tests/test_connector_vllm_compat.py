@@ -86,6 +86,9 @@ def test_other_cache_layouts_are_refused(layout):
         ("replay_ssm", True, "use_replayssm"),
         ("hybrid_manager_disabled", True, "disable_hybrid_kv_cache_manager"),
         ("host_pools", True, "host resident"),
+        ("sleep_mode", True, "remove --enable-sleep-mode"),
+        ("permutes_cache", True, "enable_permute_local_kv"),
+        ("draft_method", "mtp", r"speculative_config\.method.*use ngram"),
     ],
 )
 def test_settings_that_are_refused(field, value, words):
