@@ -19,6 +19,7 @@ NEWEST = (0, 33)
 CACHE_LAYOUT = "LBHNC"
 CONV_LAYOUTS = ("DS", "SD")
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+REQUEST_IDS_VARIABLE = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
 MAX_ENGINE_ID = 256
 # Methods that draft from the prompt itself. A drafting model has a cache of its own, and its first
 # step after a load wants what only the step before it knows.
@@ -77,6 +78,19 @@ def check_allocator(environment: Mapping[str, str]) -> None:
                 environment[name],
                 "registered KV memory must not be remapped: remove the setting",
             )
+
+
+def check_request_ids(environment: Mapping[str, str]) -> None:
+    """Refuse request ids as clients send them: vLLM ends its engine ("duplicate request id") when
+    one comes again while the blocks of the first are held, as after a retried prefill."""
+    value = environment.get(REQUEST_IDS_VARIABLE, "0")
+    if value != "0":
+        raise UnsupportedEngineError(
+            REQUEST_IDS_VARIABLE,
+            "0",
+            value,
+            "a retried request id would end the engine while blocks are held: remove the setting",
+        )
 
 
 def check_seconds(field: str, value: object, shortest: int, longest: int) -> float:
@@ -210,6 +224,7 @@ def check_engine(vllm_config: Any, kv_cache_config: Any) -> EngineSettings:
 
     check_version(__version__)
     check_allocator(os.environ)
+    check_request_ids(os.environ)
     settings = settings_of(vllm_config, kv_cache_config, __version__)
     check_settings(settings)
     return settings

@@ -10,6 +10,7 @@ from hybridpd_connector.vllm_compat import (
     check_allocator,
     check_cache_layout,
     check_conv_layout,
+    check_request_ids,
     check_seconds,
     check_settings,
     check_version,
@@ -55,6 +56,14 @@ def test_expandable_segments_are_refused(name, value):
 )
 def test_other_allocator_settings_pass(environment):
     check_allocator(environment)
+
+
+def test_request_ids_as_clients_send_them_are_refused():
+    name = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
+    check_request_ids({})
+    check_request_ids({name: "0"})
+    with pytest.raises(UnsupportedEngineError, match=f"{name}: expected 0, got 1"):
+        check_request_ids({name: "1"})
 
 
 def test_conv_layouts():

@@ -55,6 +55,24 @@ UPSTREAM = ConnectorClass("NixlConnector", None)
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server runs: its network (None: ours) and addresses; ports None are picked.
+
+    ``clock_ahead_seconds``: how far its steady clocks (monotonic and boot time) are ahead of ours.
+    """
+
+    namespace: str | None = None
+    http_host: str = "127.0.0.1"
+    http_port: int | None = None
+    data_host: str = "127.0.0.1"
+    side_channel_port: int | None = None
+    clock_ahead_seconds: int = 0
+
+
+HERE = Place()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """What to start. ``role`` None is a plain engine without any connector."""
 
@@ -69,6 +87,7 @@ class EngineSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     num_blocks: int = 512
     max_model_len: int = 2048
+    place: Place = HERE
 
     def transfer_config(self) -> dict[str, Any] | None:
         """The value of ``--kv-transfer-config``."""
@@ -89,7 +108,7 @@ class EngineSpec:
         transfer = self.transfer_config()
         return [
             *("--model", str(self.checkpoint), "--served-model-name", "tiny"),
-            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--host", self.place.http_host, "--port", str(port)),
             *("--dtype", "float32", "--max-model-len", str(self.max_model_len)),
             *("--tensor-parallel-size", str(self.tp_size)),
             *("--num-gpu-blocks-override", str(self.num_blocks)),
@@ -141,7 +160,7 @@ def engine_environment(spec: EngineSpec, side_channel_port: int) -> dict[str, st
     """The environment of one engine."""
     return {
         **base_environment(),
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": spec.place.data_host,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
         **spec.environment,
     }
@@ -157,10 +176,11 @@ class Engine:
     def __init__(
         self, spec: EngineSpec, log_directory: Path, nursery: Nursery | None = None
     ) -> None:
-        """With a ``nursery`` the server is forked from it, else it is a process of its own."""
+        """With a ``nursery`` the server is forked from it, else it is a process of its own (and
+        lives in our network)."""
         self.spec = spec
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.port = spec.place.http_port or free_port()
+        self.url = f"http://{spec.place.http_host}:{self.port}"
         self.log_path = log_directory / f"{spec.name}.log"
         self._nursery = nursery
         self._process: Leader | None = None
@@ -170,9 +190,12 @@ class Engine:
         """Start the server process. Call it from a thread that outlives the engine."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         arguments = self.spec.server_arguments(self.port)
-        environment = engine_environment(self.spec, free_port())
+        place = self.spec.place
+        environment = engine_environment(self.spec, place.side_channel_port or free_port())
         if self._nursery is not None:
-            self._process = self._nursery.start(arguments, environment, self.log_path)
+            self._process = self._nursery.start(
+                arguments, environment, self.log_path, place.namespace, place.clock_ahead_seconds
+            )
         else:
             with self.log_path.open("wb") as log:
                 self._process = subprocess.Popen(

@@ -26,7 +26,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hybridpd_testkit.processes import die_with_parent, end_sessions
+from hybridpd_testkit.processes import (
+    die_with_parent,
+    end_sessions,
+    enter_namespace,
+    set_clock_ahead,
+)
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _SPIN_SECONDS = 0.0002
@@ -56,9 +61,23 @@ class Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Server:
-        """Fork a server. ``arguments`` are those after the module name."""
-        order = {"arguments": list(arguments), "environment": dict(environment), "log": str(log)}
+    def start(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        namespace: str | None = None,
+        clock_ahead_seconds: int = 0,
+    ) -> Server:
+        """Fork a server. ``arguments`` are those after the module name; ``namespace`` is the
+        network it lives in, ``clock_ahead_seconds`` how far its steady clocks are ahead."""
+        order = {
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "log": str(log),
+            "namespace": namespace,
+            "clock_ahead_seconds": clock_ahead_seconds,
+        }
         return Server(self, int(self.ask({"start": order})["pid"]))
 
     def ask(self, question: Mapping[str, Any]) -> Any:
@@ -165,6 +184,10 @@ def _become_server(order: Mapping[str, Any]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
+    if order["namespace"] is not None:
+        enter_namespace(order["namespace"])
+    if order["clock_ahead_seconds"]:
+        set_clock_ahead(order["clock_ahead_seconds"])
     os.environ.update(order["environment"])
     sys.argv = [_SERVER, *order["arguments"]]
     from vllm.entrypoints.launchers.api_server.entry import main as serve

@@ -106,7 +106,9 @@ class OpenRequest:
     """
 
     def __init__(self, engine: Engine, prompt: Prompt, max_tokens: int, **fields: Any) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=300)
+        self._connection = http.client.HTTPConnection(
+            engine.spec.place.http_host, engine.port, timeout=300
+        )
         document = completion_request(prompt, max_tokens, stream=True, **fields)
         headers = {"Content-Type": "application/json"}
         self._connection.request("POST", "/v1/completions", json.dumps(document), headers)

@@ -22,7 +22,11 @@ from typing import Any, Protocol
 _PORT_RANGE = range(20000, 30000)
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception|Failure):")
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here, since a forked child must not load anything
+_CLONE_NEWNET, _CLONE_NEWNS, _CLONE_NEWTIME = 0x40000000, 0x00020000, 0x00000080
+_MS_REC, _MS_SLAVE = 0x4000, 0x80000
+_LIBC = ctypes.CDLL(
+    None, use_errno=True
+)  # loaded here, since a forked child must not load anything
 
 
 class HttpError(RuntimeError):
@@ -49,6 +53,48 @@ def free_port() -> int:
 def die_with_parent() -> None:
     """Run in the child: ask the kernel to end it when the starting thread goes away."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def enter_namespace(name: str) -> None:
+    """Move this process, which has one thread, into a named network namespace. Root only.
+
+    It also gets a view of /sys of its own: UCX looks there for the network's devices.
+    """
+    with open(f"/run/netns/{name}") as namespace:
+        _set_network(namespace.fileno())
+    _require(_LIBC.unshare(_CLONE_NEWNS), "unshare")
+    _require(_LIBC.mount(b"", b"/", None, _MS_REC | _MS_SLAVE, None), "mount /")
+    _require(_LIBC.mount(b"sysfs", b"/sys", b"sysfs", 0, None), "mount /sys")
+
+
+def set_clock_ahead(seconds: int) -> None:
+    """Put this process, which has one thread, into a time namespace. Root only."""
+    _require(_LIBC.unshare(_CLONE_NEWTIME), "unshare")
+    Path("/proc/self/timens_offsets").write_text(f"monotonic {seconds} 0\nboottime {seconds} 0\n")
+    with open("/proc/self/ns/time_for_children") as namespace:
+        _require(_LIBC.setns(namespace.fileno(), _CLONE_NEWTIME), "setns")
+
+
+@contextlib.contextmanager
+def inside_namespace(name: str) -> Iterator[None]:
+    """Sockets and devices that this thread makes in the block belong to the namespace for good."""
+    with open("/proc/thread-self/ns/net") as before:
+        with open(f"/run/netns/{name}") as namespace:
+            _set_network(namespace.fileno())
+        try:
+            yield
+        finally:
+            _set_network(before.fileno())
+
+
+def _set_network(file: int) -> None:
+    _require(_LIBC.setns(file, _CLONE_NEWNET), "setns")
+
+
+def _require(result: int, call: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
 def session_members(session_id: int) -> Iterator[int]:

@@ -7,6 +7,7 @@ transfer must move without any code of ours.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 
@@ -35,6 +36,19 @@ class WorkerReport:
                 }
                 for tensor in config.kv_cache_tensors
             ],
+        }
+
+    def report_agent(self) -> dict[str, int]:
+        """What this rank's transfer agent holds, and its process's open files."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        agent = get_kv_transfer_group()._worker._agent
+        return {
+            "peers": len(agent._peers),
+            "lists": agent._lists,
+            "reads": sum(agent._reads_of_peer.values()),
+            "registered": len(agent._registered),
+            "files": len(os.listdir("/proc/self/fd")),
         }
 
 
