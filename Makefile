@@ -18,6 +18,9 @@ check: ## Lint, types, contracts, unit and property tests: no vLLM, no cluster, 
 test-connector: ## The connector on real vLLM engines and real NIXL
 	@$(SUITE) connector
 
+chaos: ## Every row of the failure table and ten minutes of soak, on real engines (root)
+	@$(SUITE) chaos
+
 test-e2e: ## The operator on the real cluster (or on the one KUBECONFIG names)
 	@$(SUITE) e2e
 
@@ -35,4 +38,4 @@ help: ## This text
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
 	  /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo test check test-connector test-e2e fmt cluster-up cluster-down help
+.PHONY: demo test check test-connector chaos test-e2e fmt cluster-up cluster-down help

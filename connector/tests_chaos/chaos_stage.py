@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import signal
+import socket
 import threading
 import time
 import uuid
@@ -29,7 +30,7 @@ from hybridpd_testkit.pd_client import (
     wait_until,
 )
 from hybridpd_testkit.probe_orders import ProbeOrders
-from hybridpd_testkit.processes import HttpError
+from hybridpd_testkit.processes import HttpError, inside_namespace
 
 LEASE_SECONDS = 6
 HANDSHAKE_SECONDS = 12
@@ -126,6 +127,7 @@ class Stage:
                 continue
             if side in self._engines:
                 stop_all([self._engines[side]])
+                wait_until(lambda side=side: self._address_is_free(side), "the address is free")
             self._starts += 1
             logs = self._directory / "logs" / f"{self._starts:03}"
             self._engines[side] = Engine(self._spec(side, **wanted), logs, self.nursery)
@@ -148,6 +150,17 @@ class Stage:
         for side in sides:
             wait_until(lambda side=side: not self.runs(side), f"{side} is dead")
             stop_all([self._engines[side]])
+            wait_until(lambda side=side: self._address_is_free(side), f"{side} left its address")
+
+    def _address_is_free(self, side):
+        """A killed process is gone a moment before the last of its threads, and its sockets."""
+        place = self._engines[side].spec.place
+        with inside_namespace(place.namespace):
+            try:
+                socket.create_server((place.http_host, place.http_port)).close()
+            except OSError:
+                return False
+        return True
 
     def calm(self):
         """Undo what a row did to the link and to the engines' lives."""

@@ -39,7 +39,7 @@ def missing_packages(name: str) -> list[str]:
     """Debian packages that environment `name` needs at run time and this machine lacks.
 
     torch compiles small kernels when an engine starts, for which it wants a compiler and Python's
-    headers.
+    headers. The failure tests make networks with iproute2.
     """
     missing = []
     if name == "engine":
@@ -47,6 +47,8 @@ def missing_packages(name: str) -> list[str]:
             missing.append("g++")
         if not Path(sysconfig.get_path("include"), "Python.h").exists():
             missing.append("python3-dev")
+        if shutil.which("ip") is None or shutil.which("tc") is None:
+            missing.append("iproute2")
     return missing
 
 

@@ -43,6 +43,7 @@ class Outcome:
 
 
 PYTEST = ("python", "-m", "pytest", "-q")
+CHAOS = "connector/tests_chaos"
 CLUSTER = ("python", "-m", "hybridpd_cluster")
 PARTS = (
     Part("lint", "check", ("ruff", "check", "."), ("check", "test")),
@@ -56,12 +57,22 @@ PARTS = (
         (*PYTEST, "connector/tests_vllm"),
         ("connector", "test"),
     ),
+    # Needs root: two engines in network namespaces of their own.
+    Part("failures", "engine", (*PYTEST, CHAOS), ("test",)),
+    Part(
+        "every failure",
+        "engine",
+        (*PYTEST, CHAOS, "--failures", "all", "--soak-seconds", "600"),
+        ("chaos",),
+    ),
     Part("cluster up", "check", (*CLUSTER, "up"), ("e2e", "test"), own_cluster=True),
     Part("images", "check", (*CLUSTER, "images"), ("e2e", "test"), own_cluster=True),
     Part("end to end", "check", (*PYTEST, "-s", "e2e"), ("e2e", "test")),
     Part("cluster down", "check", (*CLUSTER, "down"), ("e2e", "test"), own_cluster=True),
 )
-GROUPS = ("check", "connector", "e2e", "test")
+GROUPS = ("check", "connector", "chaos", "e2e", "test")
+# Parts of these groups alone are the long form of one that "test" runs.
+LONGER = ("chaos",)
 
 
 def run(part: Part) -> Outcome:

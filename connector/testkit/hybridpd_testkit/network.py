@@ -73,7 +73,7 @@ class Network:
         """Make everything; what an earlier, dead process left is removed first."""
         _remove_leftovers()
         self._make_namespace(self.wire)
-        _in(self.wire, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        _in(self.wire, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
         for index, host in enumerate((self.prefill, self.decode)):
             self._make_namespace(host.namespace)
             self._connect_wire(host, index)

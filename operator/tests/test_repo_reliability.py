@@ -1,0 +1,69 @@
+"""docs/reliability.md against the tests that it names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "reliability.md").read_text()
+REPORTS = [
+    [cell.strip() for cell in line.strip("| ").split(" | ")]
+    for line in PAGE.splitlines()
+    if re.match(r"\| \d+ \|", line)
+]
+LAST_REPORT = 41
+NO_TEST = {12: "needs a GPU engine with MTP"}
+
+
+def defined_tests() -> set[str]:
+    files = [path for path in ROOT.rglob("test_*.py") if ".git" not in path.parts]
+    return {
+        node.name
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def failure_rows(name: str) -> list[str]:
+    """The strings of ``ROWS`` or ``NAMED`` in the failure table that are names of rows."""
+    path = ROOT / "connector" / "tests_chaos" / "chaos_table.py"
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
+            if not isinstance(node.value, ast.Tuple):
+                break
+            firsts = [e.args[0] if isinstance(e, ast.Call) else e for e in node.value.elts]
+            return [str(ast.literal_eval(first)) for first in firsts]
+    raise AssertionError(f"{path}: no tuple {name}")
+
+
+def test_every_named_test_exists() -> None:
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", PAGE))
+    assert len(named) > 40
+    assert named - defined_tests() == set()
+
+
+def test_every_failure_row_is_on_the_page_in_its_order() -> None:
+    listed = re.findall(r"^\| (?:● )?([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE)
+    assert listed[1:] == failure_rows("ROWS")
+    marked = re.findall(r"^\| ● ([^|]+) \|", PAGE, re.MULTILINE)
+    assert sorted(marked) == sorted(failure_rows("NAMED"))
+
+
+def test_every_report_has_its_row() -> None:
+    assert [int(cells[0]) for cells in REPORTS] == list(range(1, LAST_REPORT + 1))
+
+
+@pytest.mark.parametrize("cells", REPORTS, ids=[cells[0] for cells in REPORTS])
+def test_a_report_is_answered_by_a_test_or_a_reason(cells: list[str]) -> None:
+    number, _, _, here = cells
+    if int(number) in NO_TEST:
+        assert NO_TEST[int(number)] in here
+        return
+    rows = set(re.findall(r'"([^"]+)"', here))
+    assert rows <= set(failure_rows("ROWS"))
+    assert rows or re.search(r"`test_\w+`", here)
