@@ -24,7 +24,7 @@ from hybridpd_connector.leases import (
 )
 from hybridpd_connector.notifications import Release, Renew
 from hybridpd_connector.transfers import SourceRead, Transfers
-from hybridpd_testkit.agent_contract import Side
+from hybridpd_testkit.agent_contract import PAGE_BYTES, Side
 
 LEASE = 30.0
 
@@ -283,7 +283,8 @@ class OneRead:
         local = reader.agent.prepare(None, reader.dense(), Memory.DRAM)
         remote = reader.agent.prepare(peer, source.dense(), Memory.DRAM)
         self.network.hang_reads("p")
-        read = SourceRead("p", local, [0], remote, [1], BoardCheck(view, 7))
+        pages = (reader.address, source.address, PAGE_BYTES)
+        read = SourceRead("p", local, remote, [pages], BoardCheck(view, 7))
         self.transfers.submit("r", [read], deadline=10.0)
         self.now, self.given = 0.0, []
 
