@@ -5,6 +5,7 @@ either side, under alignments of 16, 64 and 128 tokens. The pages after the plan
 engine's, section by section, and nothing else may have changed.
 """
 
+from dataclasses import replace
 from itertools import cycle, product
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from geometry_cases import block_count
 from geometry_families import ROWS, TP_SIZES
 from geometry_reads import check_pages, memories, read_all, zero_tails
 from geometry_reference import make_state
+from test_geometry_numbers import FALCON, GRANITE, JAMBA, KIMI, LFM2, NANO, QWEN_NEXT
 
 from hybridpd_geometry import (
     CARRIED,
@@ -112,3 +114,62 @@ def test_pages_equal_a_single_engines(name: str, tp_sizes: tuple[int, int]) -> N
         )
         tokens = max(source.block_tokens, destination.block_tokens) + alignment // 2 + 1
         check_read(source, destination, tokens)
+
+
+class Side(NamedTuple):
+    """One engine of a named pair: TP, the block that vLLM makes, tokens of a kernel block."""
+
+    tp_size: int
+    block_tokens: int
+    kernel_tokens: int | None = None
+
+
+class Named(NamedTuple):
+    """A published model's dimensions on two engines."""
+
+    model: ModelFacts
+    alignment: int
+    one: Side
+    other: Side
+
+
+NAMED = [
+    Named(NANO, 16, Side(2, 2096), Side(4, 1056)),
+    Named(NANO, 16, Side(2, 2096, 16), Side(4, 1056)),
+    Named(NANO, 16, Side(2, 2096), Side(4, 1056, 16)),
+    Named(NANO, 16, Side(1, 2096, 16), Side(8, 528, 48)),
+    Named(NANO, 64, Side(2, 2112, 64), Side(4, 1088, 64)),
+    Named(NANO, 128, Side(2, 2176), Side(4, 1152)),
+    Named(FALCON, 16, Side(1, 1568), Side(2, 1568)),
+    Named(GRANITE, 16, Side(1, 528), Side(4, 528, 16)),
+    Named(QWEN_NEXT, 16, Side(1, 544), Side(4, 272)),
+    Named(KIMI, 64, Side(1, 1920, 64), Side(2, 1024, 128)),
+    Named(JAMBA, 16, Side(1, 80), Side(4, 80, 16)),
+    Named(LFM2, 16, Side(1, 16), Side(2, 16)),
+]
+
+
+def named_id(case: Named) -> str:
+    sides = (
+        f"tp{side.tp_size}-{side.block_tokens}-{side.kernel_tokens or 'whole'}"
+        for side in (case.one, case.other)
+    )
+    return f"{case.model.name}-a{case.alignment}-{'-'.join(sides)}"
+
+
+@pytest.mark.parametrize("case", NAMED, ids=named_id)
+@pytest.mark.parametrize("back", [False, True], ids=["there", "back"])
+def test_published_dimensions(case: Named, back: bool) -> None:
+    # One layer of each kind has the real pages; more layers of the same kind would only repeat.
+    model = replace(case.model, state_layers=(0,), attention_layers=(1,))
+    made = []
+    for side in (case.one, case.other):
+        engine = EngineFacts(
+            side.tp_size,
+            alignment_tokens=case.alignment,
+            kernel_block_tokens=side.kernel_tokens,
+        )
+        assert plan_engine(model, engine).block_tokens == side.block_tokens
+        made.append(layout_of(model, engine, model.name))
+    source, destination = reversed(made) if back else made
+    check_read(source, destination, max(layout.block_tokens for layout in made) + 19)
