@@ -235,7 +235,15 @@ def _short_conv(config: Config, channels: int) -> ModelFacts:
     return _model(config, _where(kinds, "full_attention"), _where(kinds, "conv"), attention, state)
 
 
-def _qwen_gdn(config: Config) -> ModelFacts:
+def _qwen3_next(config: Config) -> ModelFacts:
+    return _qwen_gdn(config, AUTO)
+
+
+def _qwen3_5(config: Config) -> ModelFacts:
+    return _qwen_gdn(config, config.text("mamba_ssm_dtype", AUTO))
+
+
+def _qwen_gdn(config: Config, ssm_dtype: str) -> ModelFacts:
     layers = config.number("num_hidden_layers")
     kinds = config.names("layer_types")
     if kinds is None:
@@ -251,7 +259,7 @@ def _qwen_gdn(config: Config) -> ModelFacts:
         key_heads=config.number("linear_num_key_heads", 16),
         key_head_dim=config.number("linear_key_head_dim", 128),
         conv_kernel=config.number("linear_conv_kernel_dim", 4),
-        ssm_dtype=config.text("mamba_ssm_dtype", AUTO),
+        ssm_dtype=ssm_dtype,
     )
     attention = _attention(config, head_dim=config.number("head_dim", 256))
     return _model(
@@ -260,21 +268,30 @@ def _qwen_gdn(config: Config) -> ModelFacts:
 
 
 def _kimi_linear(config: Config) -> ModelFacts:
-    linear = config.get("linear_attn_config")
-    if not isinstance(linear, Mapping):
-        raise GeometryError("config.linear_attn_config", "an object", type(linear).__name__)
     layers = config.number("num_hidden_layers")
-    dims = Config(linear, "config.linear_attn_config")
-    states = dims.indices("kda_layers", layers, first=1)
-    attention_layers = dims.indices("full_attn_layers", layers, first=1)
-    heads, head_dim = dims.number("num_heads"), dims.number("head_dim")
+    linear = config.get("linear_attn_config")
+    if isinstance(linear, Mapping):
+        dims = Config(linear, "config.linear_attn_config")
+        states = dims.indices("kda_layers", layers, first=1)
+        attention_layers = dims.indices("full_attn_layers", layers, first=1)
+        heads, head_dim = dims.number("num_heads"), dims.number("head_dim")
+        conv_kernel = dims.number("short_conv_kernel_size", 4)
+    else:  # as newer transformers write it
+        kinds = config.names("layer_types")
+        if kinds is None:
+            raise GeometryError("config.linear_attn_config", "an object", type(linear).__name__)
+        states, attention_layers = (
+            _where(kinds, kind) for kind in ("linear_attention", "full_attention")
+        )
+        heads, head_dim = config.number("linear_num_heads"), config.number("linear_head_dim")
+        conv_kernel = config.number("linear_conv_kernel_dim", 4)
     state = StateFacts(
         family="kda",
         heads=heads,
         head_dim=head_dim,
         key_heads=heads,
         key_head_dim=head_dim,
-        conv_kernel=dims.number("short_conv_kernel_size", 4),
+        conv_kernel=conv_kernel,
     )
     return _model(config, attention_layers, states, _latent_attention(config), state)
 
@@ -345,13 +362,14 @@ def _model(
         attention=attention,
         state=state if state_layers else None,
         dtype=canonical_dtype(dtype, "config.dtype"),
-        max_len=_optional(config, "max_position_embeddings"),
+        max_len=_optional(config, "max_position_embeddings", "model_max_length"),
         vocab=_optional(config, "vocab_size"),
     )
 
 
-def _optional(config: Config, name: str) -> int | None:
-    return None if config.get(name) is None else config.number(name)
+def _optional(config: Config, *names: str) -> int | None:
+    """The first of `names` that is there."""
+    return next((config.number(name) for name in names if config.get(name) is not None), None)
 
 
 READERS: Mapping[str, Callable[[Config], ModelFacts]] = MappingProxyType(
@@ -363,9 +381,9 @@ READERS: Mapping[str, Callable[[Config], ModelFacts]] = MappingProxyType(
         "jamba": _jamba,
         "lfm2": _lfm2,
         "lfm2_moe": _lfm2_moe,
-        "qwen3_next": _qwen_gdn,
-        "qwen3_5_text": _qwen_gdn,
-        "qwen3_5_moe_text": _qwen_gdn,
+        "qwen3_next": _qwen3_next,
+        "qwen3_5_text": _qwen3_5,
+        "qwen3_5_moe_text": _qwen3_5,
         "kimi_linear": _kimi_linear,
         "deepseek_v2": _deepseek,
         "deepseek_v3": _deepseek,

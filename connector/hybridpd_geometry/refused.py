@@ -16,16 +16,16 @@ LINEAR = (
     "could be checked or cut to another TP size."
 )
 RING = (
-    "Its compressed attention keeps the latest tokens in a ring buffer, whose place in the ring "
-    "is known to the engine alone."
+    "Its compressed attention keeps the latest tokens in a ring buffer, one block per request, and "
+    "the plan has no pages of that kind."
 )
 INDEX = (
     "Its sparse attention keeps an index of the tokens beside the attention cache, and the index "
     "has a page size of its own."
 )
 WINDOW = (
-    "Its sliding-window layers free the blocks behind the window while a request runs, so the "
-    "block lists no longer say which tokens they hold."
+    "Its sliding-window layers give back the blocks behind the window while a request runs, and "
+    "the plan reads every token of every attention layer."
 )
 NO_ATTENTION = (
     "A model of state layers only has no attention blocks, by which two engines pair their tokens."
@@ -46,7 +46,6 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(
             (
-                "deepseek_v4",
                 "deepseek_v41",
                 "glm5_next",
                 "glm5_next_text",
@@ -59,6 +58,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             (
                 "cohere2",
+                "deepseek_v4",
                 "gemma2",
                 "gemma3",
                 "gemma3_text",

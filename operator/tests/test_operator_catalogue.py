@@ -8,7 +8,9 @@ import pytest
 
 from hybridpd_geometry import EngineFacts, facts_from_config, legal_tp_sizes, plan_engine
 from hybridpd_operator.catalogue import Entry, config_of, entries
+from hybridpd_operator.validate import assess
 
+WITHOUT_STATE = ("DeepSeek-V3", "Llama-3.1-8B")
 BY_NAME = {entry.name: entry for entry in entries()}
 
 
@@ -18,7 +20,13 @@ def test_the_families_that_are_promised() -> None:
         "Nemotron-3-Super-120B-A12B",
         "Nemotron-H-8B",
         "Falcon-H1-7B",
+        "Granite-4.0-H-Small",
         "Qwen3-Next-80B-A3B",
+        "Qwen3.5-35B-A3B",
+        "LFM2-1.2B",
+        "Jamba-Mini",
+        "Kimi-Linear-48B-A3B",
+        *WITHOUT_STATE,
     }
 
 
@@ -34,7 +42,7 @@ def test_every_entry_has_a_source_and_makes_sense(entry: Entry) -> None:
     assert len(entry.source) > 20
     assert set(entry.defaults) < set(entry.config)
     model = facts_from_config(entry.config)
-    assert model.state is not None
+    assert (model.state is None) == (entry.name in WITHOUT_STATE)
     assert model.max_len is not None
     assert {1, 2} <= set(legal_tp_sizes(model))
     for tp_size in legal_tp_sizes(model, 8):
@@ -51,12 +59,42 @@ def test_every_entry_has_a_source_and_makes_sense(entry: Entry) -> None:
         ("Nemotron-H-8B", 1, 1040, 4259840, 24, 4),
         ("Falcon-H1-7B", 2, 1568, 802816, 44, 44),
         ("Qwen3-Next-80B-A3B", 4, 272, 278528, 36, 12),
+        ("Granite-4.0-H-Small", 2, 528, 1081344, 36, 4),
+        ("Qwen3.5-35B-A3B", 1, 1056, 2162688, 30, 10),
+        ("LFM2-1.2B", 1, 16, 32768, 10, 6),
+        ("Jamba-Mini", 1, 80, 327680, 28, 4),
+        ("Kimi-Linear-48B-A3B", 2, 1024, 1179648, 20, 7),
     ],
 )
-def test_sizes_that_vllm_reports_on_a_gpu(
+def test_sizes_that_vllm_computes_for_a_gpu(
     name: str, tp_size: int, block_tokens: int, page_bytes: int, states: int, attention: int
 ) -> None:
     model = facts_from_config(BY_NAME[name].config)
     geometry = plan_engine(model, EngineFacts(tp_size=tp_size))
     assert (geometry.block_tokens, geometry.page_bytes) == (block_tokens, page_bytes)
     assert (len(model.state_layers), len(model.attention_layers)) == (states, attention)
+
+
+@pytest.mark.parametrize("entry", entries(), ids=[entry.name for entry in entries()])
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])
+def test_every_entry_can_be_planned_at_unequal_sizes(
+    entry: Entry, prefill: int, decode: int
+) -> None:
+    """What `hybridpd plan` says of a service that only names the model and the sizes."""
+    for model_id in entry.ids:
+        verdict = assess(
+            {
+                "apiVersion": "hybridpd.dev/v1alpha1",
+                "kind": "HybridPDService",
+                "metadata": {"name": "demo"},
+                "spec": {
+                    "model": {"id": model_id},
+                    "prefill": {"tensorParallelSize": prefill},
+                    "decode": {"tensorParallelSize": decode},
+                },
+            }
+        )
+        assert verdict.problems == ()
+        assert verdict.compatible is True
+        assert verdict.geometry is not None
+        assert {"prefill", "decode", "requestTokenBytes"} <= set(verdict.geometry)
