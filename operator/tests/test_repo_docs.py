@@ -15,18 +15,18 @@ from hybridpd_operator.spec import parse_service
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.yaml"))
+WRITERS = sorted((ROOT / "docs").rglob("write_*.py"))
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
-@pytest.mark.parametrize("name", ["write_fields", "write_metrics"])
-def test_the_reference_is_written_from_its_source(name: str) -> None:
-    path = ROOT / "docs" / "reference" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
+@pytest.mark.parametrize("path", WRITERS, ids=[path.stem for path in WRITERS])
+def test_pages_are_written_from_their_source(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.OUTPUT.read_text() == module.document(), f"run: python docs/reference/{name}.py"
+    assert module.OUTPUT.read_text() == module.document(), f"run: python {path.relative_to(ROOT)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
@@ -73,3 +73,26 @@ def test_every_condition_is_explained() -> None:
     for name in conditions:
         assert name in text
         assert f"| {name} |" in page
+
+
+DIFF = re.compile(r"^```diff\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+QUOTES = [
+    (page, block) for page in PAGES for block in DIFF.findall(page.read_text(encoding="utf-8"))
+]
+
+
+def test_the_guide_to_a_new_family_quotes_diffs() -> None:
+    assert len([page for page, _ in QUOTES if page.stem == "add-a-family"]) == 4
+
+
+@pytest.mark.parametrize(("page", "block"), QUOTES, ids=lambda value: getattr(value, "stem", ""))
+def test_quoted_diffs_are_in_the_files_they_name(page: Path, block: str) -> None:
+    header, *hunks = re.split(r"^@@.*\n", block, flags=re.MULTILINE)
+    text = (ROOT / header.strip().removeprefix("+++ b/")).read_text(encoding="utf-8")
+    assert hunks
+    for hunk in hunks:
+        kept = [line[1:] for line in hunk.splitlines() if not line.startswith("-")]
+        assert "\n".join(kept) in text
+        for line in hunk.splitlines():
+            if line.startswith("-"):
+                assert f"\n{line[1:]}\n" not in text
