@@ -1,11 +1,18 @@
 """Compare the bundled connector with the one inside vLLM on GPUs of one machine.
 
-`start` brings up a prefill and a decode engine for each connector, side by side, and leaves them
-running; `load` drives them in turn, repeat by repeat, and prints one JSON line per point and the
-ratios at the end; `stop` ends them. Weights are random: this measures speed, not tokens.
+`start` brings up a prefill and a decode engine for each connector and leaves them running, with
+`--layout shared` (the default) on the same GPUs: an engine without requests leaves its GPU alone,
+so both connectors are measured on the same silicon, one after the other. `load` drives them in
+turn, in alternating order, beside the same two engines as plain ones (colocated); `bursts` tells
+what hand-overs cost running requests; `report` prints tables of all that was written. Results are
+written line by line, so that a run that is cut short keeps what it has. Weights are random: this
+measures speed, not tokens.
 
-    python benchmarks/gpu/pd_compare.py start --model nano --tp 1,1
-    python benchmarks/gpu/pd_compare.py load --concurrency 1,8,32,128 --repeats 3
+    python benchmarks/gpu/pd_compare.py start --model nano64 --tp 1,1
+    python benchmarks/gpu/pd_compare.py load --concurrency 8,32,128 --repeats 3
+    python benchmarks/gpu/pd_compare.py load --concurrency 1 --repeats 3 --output 32
+    python benchmarks/gpu/pd_compare.py bursts --repeats 3
+    python benchmarks/gpu/pd_compare.py report
     python benchmarks/gpu/pd_compare.py stop
 """
 
@@ -16,21 +23,24 @@ import asyncio
 import json
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pd_report
+from pd_bursts import run_bursts
+from pd_cpu import cpu_seconds
 from pd_load import Load, run_load
 from pd_models import write_model
 
 from hybridpd_testkit.engines import SHIPPED, UPSTREAM, Engine, EngineSpec
 from hybridpd_testkit.metrics import parse_metrics
 
-CONNECTORS = {"in-tree": UPSTREAM, "hybridpd": SHIPPED}
+CONNECTORS = {pd_report.BASE: UPSTREAM, pd_report.OURS: SHIPPED}
 METRICS = (
     "vllm:nixl_bytes_transferred_sum",
     "vllm:nixl_num_descriptors_sum",
@@ -42,13 +52,8 @@ METRICS = (
     "hybridpd_transfer_seconds_sum",
     "hybridpd_queue_seconds_sum",
 )
-COMPARED = (
-    "tokens_per_second",
-    "ttft_p50_ms",
-    "tpot_p50_ms",
-    "hand_over_p50_ms",
-    "hand_over_p99_ms",
-)
+# Two engines share a GPU: each takes a fixed part for its cache, whatever the other one holds.
+SHARED_ARGUMENTS = "--gpu-memory-utilization 0.2 --kv-cache-memory-bytes 20000000000"
 
 
 class FullEngine(Engine):
@@ -57,6 +62,11 @@ class FullEngine(Engine):
     def __init__(self, spec: EngineSpec, logs: Path, options: argparse.Namespace) -> None:
         super().__init__(spec, logs)
         self.spec = _FullSpec(spec, options)  # type: ignore[assignment]
+
+    @property
+    def pid(self) -> int:
+        """The API server's process."""
+        return self._running().pid
 
 
 class _FullSpec:
@@ -86,9 +96,13 @@ def start(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     folder = options.out / options.model
     write_model(options.model, folder)
+    if options.engine_args is None:
+        shared_gpus = options.layout == "shared" and options.model != "small"
+        options.engine_args = SHARED_ARGUMENTS if shared_gpus else ""
     prefill_tp, decode_tp = (int(part) for part in options.tp.split(","))
     gpu, engines = 0, []
     for name in options.connectors.split(","):
+        gpu = 0 if options.layout == "shared" else gpu
         for role, tp in (("kv_producer", prefill_tp), ("kv_consumer", decode_tp)):
             spec = EngineSpec(
                 f"{name}-{role}",
@@ -101,13 +115,22 @@ def start(options: argparse.Namespace) -> int:
             engines.append(FullEngine(spec, options.out, options))
             gpu += tp
     if os.fork():
-        return wait_for(options.out / "engines.json", options.start_seconds)
+        # Somewhat longer than the keeper waits, who tells which engines are up.
+        return wait_for(options.out / "engines.json", options.start_seconds + 15)
     os.setsid()  # the engines' parent: it outlives this command
     for engine in engines:
         engine.start()
+        time.sleep(options.stagger_seconds)
+    up: dict[str, dict[str, Any]] = {}
     for engine in engines:
-        engine.wait_ready(options.start_seconds)
-    described = {"keeper": os.getpid(), "urls": {e.spec.name: e.url for e in engines}}
+        try:
+            engine.wait_ready(options.start_seconds)
+        except RuntimeError as error:
+            # The other pair may still be measured.
+            print(str(error)[-3000:], file=sys.stderr, flush=True)
+            continue
+        up[engine.spec.name] = {"url": engine.url, "pid": engine.pid}
+    described = {"keeper": os.getpid(), "engines": up}
     (options.out / "engines.json.new").write_text(json.dumps(described))
     (options.out / "engines.json.new").rename(options.out / "engines.json")
     while True:
@@ -122,8 +145,9 @@ def wait_for(path: Path, seconds: float) -> int:
             print("engines are not up; see the logs beside", path, file=sys.stderr)
             return 1
         time.sleep(1)
-    print(json.dumps({"up_after_s": round(time.monotonic() - started)}), flush=True)
-    return 0
+    up = sorted(json.loads(path.read_text())["engines"])
+    print(json.dumps({"up_after_s": round(time.monotonic() - started), "up": up}), flush=True)
+    return 0 if up else 1
 
 
 def counters(url: str) -> dict[str, float]:
@@ -133,45 +157,103 @@ def counters(url: str) -> dict[str, float]:
     return {name: found.total(name) for name in METRICS}
 
 
+class Fleet:
+    """The engines that are up, and where results go."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        described = json.loads((options.out / "engines.json").read_text())["engines"]
+        self.pairs = {
+            name: (described[f"{name}-kv_producer"], described[f"{name}-kv_consumer"])
+            for name in CONNECTORS
+            if {f"{name}-kv_producer", f"{name}-kv_consumer"} <= set(described)
+        }
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Print a record and add it to the results file at once."""
+        line = json.dumps(record)
+        print(line, flush=True)
+        with (self.options.results or self.options.out / "results.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+    def warm_up(self) -> None:
+        """Plain requests to every engine, then the first hand-overs of each pair, told apart."""
+        options = self.options
+        for name, (prefill, decode) in self.pairs.items():
+            plain = Load(4, 8, options.input, 16, 1)
+            asyncio.run(run_load(None, [prefill["url"], decode["url"]], plain))
+            found = []
+            for index in range(6):
+                one = Load(1, 1, options.input, 4, 2 + index)
+                result = asyncio.run(run_load(prefill["url"], decode["url"], one))
+                found.append(result.get("hand_over_p50_ms", -1.0))
+            self.write({"kind": "first", "connector": name, "hand_over_ms": found})
+            self.point(name, Load(8, 16, options.input, 16, 9))
+
+    def point(self, name: str, load: Load) -> dict[str, Any]:
+        """One measured point of one connector, or of the same engines as plain ones."""
+        prefill, decode = self.pairs[pd_report.OURS if name == pd_report.COLOCATED else name]
+        urls = prefill["url"], decode["url"]
+        before, used = counters(urls[1]), [cpu_seconds(e["pid"]) for e in (prefill, decode)]
+        begun = time.perf_counter()
+        if name == pd_report.COLOCATED:
+            result = asyncio.run(run_load(None, urls, load))
+        else:
+            result = asyncio.run(run_load(urls[0], urls[1], load))
+        wall = time.perf_counter() - begun
+        for role, engine, earlier in zip(
+            ("prefill", "decode"), (prefill, decode), used, strict=True
+        ):
+            for part, seconds in cpu_seconds(engine["pid"]).items():
+                result[f"{role}_{part}_cpu"] = round((seconds - earlier[part]) / wall, 3)
+        moved = {k: v - before[k] for k, v in counters(urls[1]).items() if v != before[k]}
+        done = max(1, load.requests - result["failed"])
+        result["per_request"] = {k: round(v / done, 7) for k, v in moved.items()}
+        return result
+
+
 def load(options: argparse.Namespace) -> int:
-    """Drive the connectors in turn, in alternating order, and print points and ratios."""
-    urls: dict[str, str] = json.loads((options.out / "engines.json").read_text())["urls"]
-    names = list(dict.fromkeys(key.rsplit("-kv_", 1)[0] for key in urls))
-    points: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for name in names:
-        warm = Load(2, 6, options.input, 16, 1)
-        asyncio.run(run_load(urls[f"{name}-kv_producer"], urls[f"{name}-kv_consumer"], warm))
+    """Drive all set-ups in turn, in alternating order: A, B, ... then ..., B, A."""
+    fleet = Fleet(options)
+    names = [*fleet.pairs]
+    if pd_report.OURS in fleet.pairs and options.colocated:
+        names.append(pd_report.COLOCATED)
+    if not options.warm:
+        fleet.warm_up()
+    turn = failed = 0
     for repeat in range(options.repeats):
         for concurrency in (int(part) for part in options.concurrency.split(",")):
-            for name in names if repeat % 2 == 0 else reversed(names):
+            for name in names if turn % 2 == 0 else reversed(names):
                 requests = max(options.requests, concurrency * 3)
-                point = Load(concurrency, requests, options.input, options.output, 100 + repeat)
-                decode = urls[f"{name}-kv_consumer"]
-                before = counters(decode)
-                result = asyncio.run(run_load(urls[f"{name}-kv_producer"], decode, point))
-                moved = {k: v - before[k] for k, v in counters(decode).items() if v != before[k]}
-                result["per_request"] = {k: round(v / requests, 7) for k, v in moved.items()}
-                points.setdefault((name, concurrency), []).append(result)
-                print(json.dumps({"connector": name, "repeat": repeat, **result}), flush=True)
-    return report(points)
-
-
-def report(points: dict[tuple[str, int], list[dict[str, Any]]]) -> int:
-    """Medians over repeats with their spread, and hybridpd's value over in-tree's."""
-    for concurrency in sorted({key[1] for key in points}):
-        for metric in COMPARED:
-            row: dict[str, Any] = {"concurrency": concurrency, "metric": metric}
-            for name in CONNECTORS:
-                values = [p[metric] for p in points.get((name, concurrency), []) if metric in p]
-                if values:
-                    row[name] = statistics.median(values)
-                    row[f"{name}_range"] = [min(values), max(values)]
-            if all(name in row for name in CONNECTORS):
-                row["ratio"] = round(row["hybridpd"] / row["in-tree"], 3)
-            print(json.dumps(row), flush=True)
-    failed = sum(p["failed"] for group in points.values() for p in group)
-    print(json.dumps({"failed_requests": failed}))
+                one = Load(concurrency, requests, options.input, options.output, 100 + repeat)
+                result = fleet.point(name, one)
+                failed += result["failed"]
+                fleet.write({"kind": "point", "connector": name, "repeat": repeat, **result})
+            turn += 1
     return 1 if failed else 0
+
+
+def bursts(options: argparse.Namespace) -> int:
+    """What hand-overs cost running requests: one and four at once, connectors in turn."""
+    fleet = Fleet(options)
+    for repeat in range(options.repeats):
+        for together in (1, 4):
+            for name in fleet.pairs if repeat % 2 == 0 else reversed(fleet.pairs):
+                prefill, decode = fleet.pairs[name]
+                one = Load(together, 8, options.input, options.output, 300 + repeat)
+                urls = prefill["url"], decode["url"]
+                result = asyncio.run(run_bursts(urls, together, options.rounds, one))
+                fleet.write({"kind": "burst", "connector": name, "repeat": repeat, **result})
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    """Tables of everything that was written."""
+    path = options.results or options.out / "results.jsonl"
+    records: Sequence[Mapping[str, Any]] = [json.loads(line) for line in path.open()]
+    lines = pd_report.table([record for record in records if record["kind"] == "point"])
+    print("\n".join([*lines, "", *pd_report.other_lines(records)]))
+    return 0
 
 
 def stop(options: argparse.Namespace) -> int:
@@ -187,20 +269,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("start", "load", "stop"))
-    parser.add_argument("--model", default="nano", help="nano, or small for a rehearsal on CPU")
+    commands = {"start": start, "load": load, "bursts": bursts, "report": report, "stop": stop}
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--model", default="nano64", help="nano, nano64, or small for a rehearsal")
     parser.add_argument("--tp", default="1,1", help="prefill's and decode's TP size")
+    parser.add_argument("--layout", choices=("shared", "own"), default="shared")
+    parser.add_argument("--stagger-seconds", type=float, default=0.0, help="between two starts")
     parser.add_argument("--connectors", default="in-tree,hybridpd")
-    parser.add_argument("--engine-args", default="")
+    parser.add_argument("--engine-args", help="instead of the memory settings of the layout")
     parser.add_argument("--concurrency", default="1,8,32,128")
     parser.add_argument("--requests", type=int, default=100, help="per point, at least")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=10, help="bursts in each repeat")
     parser.add_argument("--input", type=int, default=2000, help="prompt tokens, on average")
     parser.add_argument("--output", type=int, default=200, help="tokens to generate")
+    parser.add_argument("--warm", action="store_true", help="the engines have been warmed up")
+    parser.add_argument("--no-colocated", dest="colocated", action="store_false")
     parser.add_argument("--start-seconds", type=float, default=580)
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "pd-compare")
+    parser.add_argument("--results", type=Path, help="lines are added to it")
     options = parser.parse_args()
-    return {"start": start, "load": load, "stop": stop}[options.command](options)
+    return commands[options.command](options)
 
 
 if __name__ == "__main__":

@@ -79,8 +79,12 @@ async def one_request(
     return Timing(first - started, hand_over, (last - first) / max(1, count - 1), count)
 
 
-async def run_load(prefill: str | None, decode: str, load: Load) -> dict[str, Any]:
-    """Run one point; milliseconds at p50 and p99, tokens per second, failures, client's own CPU."""
+async def run_load(prefill: str | None, decode: str | Sequence[str], load: Load) -> dict[str, Any]:
+    """Run one point; milliseconds at p50 and p99, tokens per second, failures, client's own CPU.
+
+    Several ``decode`` engines take the requests in turn.
+    """
+    engines = [decode] if isinstance(decode, str) else list(decode)
     gate = asyncio.Semaphore(load.concurrency)
     timings: list[Timing] = []
     failures: list[str] = []
@@ -89,7 +93,7 @@ async def run_load(prefill: str | None, decode: str, load: Load) -> dict[str, An
         timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
     ) as session:
 
-        async def go(prompt: list[int]) -> None:
+        async def go(index: int, prompt: list[int]) -> None:
             body = {
                 "model": "tiny",
                 "prompt": prompt,
@@ -99,12 +103,13 @@ async def run_load(prefill: str | None, decode: str, load: Load) -> dict[str, An
             }
             async with gate:
                 try:
-                    timings.append(await one_request(session, prefill, decode, body))
+                    target = engines[index % len(engines)]
+                    timings.append(await one_request(session, prefill, target, body))
                 except (aiohttp.ClientError, RuntimeError, TimeoutError) as error:
                     failures.append(repr(error)[:200])
 
         started, cpu = time.perf_counter(), time.process_time()
-        await asyncio.gather(*(go(prompt) for prompt in prompts_of(load)))
+        await asyncio.gather(*(go(*item) for item in enumerate(prompts_of(load))))
         wall, cpu = time.perf_counter() - started, time.process_time() - cpu
     return {
         "concurrency": load.concurrency,

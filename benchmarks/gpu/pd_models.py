@@ -64,7 +64,12 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-MODELS = {"nano": NANO, "small": SMALL}
+MODELS = {
+    "nano": NANO,
+    # Half the experts: the caches and layers of Nano, and two engines fit on one GPU of 141 GB.
+    "nano64": {**NANO, "n_routed_experts": 64},
+    "small": SMALL,
+}
 
 
 def write_model(name: str, folder: Path) -> None:

@@ -1,0 +1,268 @@
+"""What posting and reading one request costs, by the shape of its list of descriptors.
+
+One process owns the pages (prefill), one reads them (decode), each with its own agent; the same
+pages are read in four ways:
+
+    ranges      what the connector posts: the fewest ranges, agent without a progress thread
+    ids         the same bytes as ids of a prepared list in units of several sizes
+    in-tree     descriptors as vLLM's connector cuts them (whole blocks, padding slots, conv in
+                parts), same agent
+    in-tree, its agent    the same with vLLM's agent settings: progress thread, four threads
+
+Told are medians and 90 % of the time inside the post, until a tight poll says done, and the number
+of descriptors. On GPUs (`--device cuda`) the owner has the first and the reader the last one.
+
+    python benchmarks/post_cost.py [--device cuda] [--model NAME] [--tokens 1000,2000,3000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hybridpd_connector.agent import NixlAgent, load_nixl
+from hybridpd_connector.agent_api import Memory, MemoryRegion, ReadState
+from hybridpd_connector.read_tables import RangeTable, row_array
+from hybridpd_geometry import IdRun, ReadRequest, build_table, plan_pair
+from shapes import NANO, Shape, shape_of
+
+SPREAD = 4
+"""Requests take turns on this many places of the cache, so that none is read twice in a row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pages:
+    """One side's cache: where it begins and what keeps it alive."""
+
+    address: int
+    size: int
+    device: int
+    memory: Memory
+    owner: Any
+
+
+def allocate(size: int, device: str, last: bool) -> Pages:
+    """Plain memory of the process, or of a GPU."""
+    if device == "cpu":
+        owner = (ctypes.c_uint8 * size)()
+        return Pages(ctypes.addressof(owner), size, 0, Memory.DRAM, owner)
+    import torch
+
+    index = torch.cuda.device_count() - 1 if last else 0
+    torch.cuda.set_device(index)
+    tensor = torch.zeros(size, dtype=torch.uint8, device=f"cuda:{index}")
+    torch.cuda.synchronize()
+    return Pages(tensor.data_ptr(), size, index, Memory.VRAM, tensor)
+
+
+def own(size: int, device: str, channel: Any) -> None:
+    """The owner's process: registers its pages and keeps the agents alive until told to end."""
+    pages = allocate(size, device, last=False)
+    region = MemoryRegion(pages.address, size, pages.device, pages.memory)
+    agent = NixlAgent("post-cost-owner", progress_thread=True)
+    agent.register([region])
+    channel.send((agent.metadata(), pages.address, pages.device))
+    channel.recv()
+    agent.close()
+
+
+class Reader:
+    """Reads requests of one shape from the owner, each in a chosen way."""
+
+    def __init__(self, shape: Shape, blocks: int, device: str, met: tuple[bytes, int, int]) -> None:
+        self.shape = shape
+        self.blocks = blocks
+        size = cache_bytes(shape, blocks)
+        self.pages = allocate(size, device, last=True)
+        region = MemoryRegion(self.pages.address, size, self.pages.device, self.pages.memory)
+        metadata, self.address, self.remote_device = met
+        self.agent = NixlAgent("post-cost-reader")
+        self.agent.register([region])
+        self.peer = self.agent.add_peer(metadata)
+        local = placement(shape, blocks, self.pages.address, self.pages.device)
+        remote = placement(shape, blocks, self.address, self.remote_device)
+        self.table = build_table(plan_pair(shape.layout, shape.layout, 0), 0, local, remote)
+        self.ranges = RangeTable(self.table.local_rows, self.table.remote_rows)
+        memory = self.pages.memory
+        self.local = self.agent.prepare(None, row_array(self.table.local_rows), memory)
+        self.remote = self.agent.prepare(self.peer, row_array(self.table.remote_rows), memory)
+        # Imports vLLM, which the owner's process does without.
+        from intree import InTree
+
+        self.in_tree = InTree(shape, blocks)
+
+    def request(self, tokens: int, turn: int) -> ReadRequest:
+        """A request at one of ``SPREAD`` places."""
+        first = 1 + turn % SPREAD * self.shape.blocks_needed(tokens)
+        blocks = self.shape.blocks(tokens, first=first)
+        return ReadRequest(tokens, blocks, blocks)
+
+    def by_ranges(self, tokens: int, turn: int) -> Callable[[], Any]:
+        ranges = self.ranges.ranges(self.table.id_batches(self.request(tokens, turn)))
+        return lambda: self.agent.post_ranges(self.local, self.remote, ranges)
+
+    def by_ids(self, tokens: int, turn: int) -> Callable[[], Any]:
+        runs = self.table.id_runs(self.request(tokens, turn))
+        local = written_out(runs, lambda run: run.local_first)
+        remote = written_out(runs, lambda run: run.remote_first)
+        return lambda: self.agent.post_read(self.local, local, self.remote, remote)
+
+    def in_tree_ranges(self, tokens: int, turn: int) -> np.ndarray:
+        """(ours, theirs, length) of vLLM's descriptors."""
+        ids = self.in_tree.ids(self.request(tokens, turn).source)
+        local, remote = (
+            self.in_tree.lists(first)[ids] for first in (self.pages.address, self.address)
+        )
+        return np.stack([local[:, 0], remote[:, 0], local[:, 1]], axis=1).astype(np.int64)
+
+    def as_in_tree(self, tokens: int, turn: int) -> Callable[[], Any]:
+        ranges = self.in_tree_ranges(tokens, turn)
+        return lambda: self.agent.post_ranges(self.local, self.remote, ranges)
+
+    def finish(self, read: Any) -> tuple[float, int]:
+        """Poll tightly; (when it was done, descriptors)."""
+        while (state := self.agent.poll(read)) is ReadState.PENDING:
+            pass
+        done = time.perf_counter()
+        if state is not ReadState.DONE:
+            raise SystemExit("a read failed")
+        descriptors = self.agent.telemetry(read).descriptors
+        self.agent.release_read(read)
+        return done, descriptors
+
+
+class UpstreamAgent:
+    """vLLM's agent settings around the same memory: prepared lists, progress thread, 4 threads."""
+
+    def __init__(self, reader: Reader, metadata: bytes) -> None:
+        nixl = load_nixl()
+        self.reader = reader
+        pages = reader.pages
+        config = nixl.nixl_agent_config(num_threads=4, capture_telemetry=True)
+        self.nixl = nixl.nixl_agent("post-cost-upstream", config)
+        self.kind = pages.memory.value
+        rows = [(pages.address, pages.size, pages.device, "")]
+        self.nixl.register_memory(self.nixl.get_reg_descs(rows, self.kind), backends=["UCX"])
+        peer = self.nixl.add_remote_agent(metadata)
+        self.local, self.remote = (
+            self.nixl.prep_xfer_dlist(name, self.nixl.get_xfer_descs(self.list(*side), self.kind))
+            for name, side in (
+                ("NIXL_INIT_AGENT", (pages.address, pages.device)),
+                (peer, (reader.address, reader.remote_device)),
+            )
+        )
+
+    def list(self, address: int, device: int) -> np.ndarray:
+        table = self.reader.in_tree.lists(address)
+        table[:, 2] = device
+        return table
+
+    def post(self, tokens: int, turn: int) -> Callable[[], Any]:
+        ids = self.reader.in_tree.ids(self.reader.request(tokens, turn).source).astype(np.int32)
+
+        def go() -> Any:
+            handle = self.nixl.make_prepped_xfer("READ", self.local, ids, self.remote, ids, b"")
+            self.nixl.transfer(handle)
+            return handle
+
+        return go
+
+    def finish(self, handle: Any) -> tuple[float, int]:
+        while (state := self.nixl.check_xfer_state(handle)) == "PROC":
+            pass
+        done = time.perf_counter()
+        if state != "DONE":
+            raise SystemExit("a read failed")
+        descriptors = self.nixl.get_xfer_telemetry(handle).descCount
+        handle.release()
+        return done, descriptors
+
+
+def written_out(runs: list[IdRun], first: Callable[[IdRun], int]) -> np.ndarray:
+    """Every id of the runs."""
+    return np.concatenate(
+        [np.arange(first(run), first(run) + run.units, dtype=np.int32) for run in runs]
+    )
+
+
+def placement(shape: Shape, blocks: int, address: int, device: int) -> Any:
+    return dataclasses.replace(shape.placement(0, blocks, address), device_id=device)
+
+
+def cache_bytes(shape: Shape, blocks: int) -> int:
+    """Bytes of all regions."""
+    return shape.geometry.region_count * shape.geometry.page_bytes * blocks
+
+
+def measure(
+    make: Callable[[int, int], Callable[[], Any]],
+    finish: Callable[[Any], tuple[float, int]],
+    tokens: int,
+    repeats: int,
+) -> str:
+    """One line: post and done in microseconds, p50 (p90), and descriptors."""
+    posts, dones, descriptors = [], [], 0
+    for turn in range(repeats + 5):
+        post = make(tokens, turn)
+        begun = time.perf_counter()
+        read = post()
+        posted = time.perf_counter()
+        done, descriptors = finish(read)
+        if turn >= 5:  # the first ones wake the connection up
+            posts.append(1e6 * (posted - begun))
+            dones.append(1e6 * (done - begun))
+    cells = [
+        f"{statistics.median(values):9.0f} ({statistics.quantiles(values, n=10)[-1]:7.0f})"
+        for values in (posts, dones)
+    ]
+    return f"{cells[0]} {cells[1]} {descriptors:12d}"
+
+
+def main() -> None:
+    """Print one line per way and length."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--model", default=NANO)
+    parser.add_argument("--tokens", default="1000,3000")
+    parser.add_argument("--repeats", type=int, default=60)
+    options = parser.parse_args()
+    shape = shape_of(options.model, 1)
+    lengths = [int(part) for part in options.tokens.split(",")]
+    blocks = 1 + SPREAD * max(shape.blocks_needed(tokens) for tokens in lengths)
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    owner = context.Process(target=own, args=(cache_bytes(shape, blocks), options.device, there))
+    owner.start()
+    met = here.recv()
+    reader = Reader(shape, blocks, options.device, met)
+    print(f"{options.model}, TP 1, {options.device}, block of {shape.layout.block_tokens} tokens")
+    print(f"{'way':<20} tokens   post us, p50 (p90)  done us, p50 (p90)  descriptors")
+    ways: dict[str, tuple[Any, Any]] = {
+        "ranges": (reader.by_ranges, reader.finish),
+        "ids": (reader.by_ids, reader.finish),
+        "in-tree": (reader.as_in_tree, reader.finish),
+    }
+    upstream = UpstreamAgent(reader, met[0])
+    ways["in-tree, its agent"] = (upstream.post, upstream.finish)
+    for tokens in lengths:
+        for name, (make, finish) in ways.items():
+            print(
+                f"{name:<20} {tokens:6d} {measure(make, finish, tokens, options.repeats)}",
+                flush=True,
+            )
+    here.send("end")
+    owner.join()
+
+
+if __name__ == "__main__":
+    main()
