@@ -233,7 +233,7 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 
     def get_kv_connector_stats(self) -> HybridStats | None:
         """What this half has counted since the last call."""
-        half = self._worker or self._half
+        half = self._worker or self._side
         data = half.take_stats()
         return None if data is None else stats_from(data)
 

@@ -63,6 +63,14 @@ class SideChannelError(ConnectorError):
     """No usable answer over the side channel (unreachable, too slow, too large). Worth a retry."""
 
 
+class SideChannelKeyError(SideChannelError):
+    """The two sides have different keys, or only one of them has one."""
+
+
+class KeyFileError(ConnectorError):
+    """The key file of the side channel cannot be used. Its content is never part of the text."""
+
+
 class RefusedError(ConnectorError):
     """The peer understood us and said no. Worth a retry only when ``retryable`` is set."""
 

@@ -110,7 +110,7 @@ class _Answer(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Asker(Protocol):
-    """What ``fetch`` needs of a ``side_channel.Client``."""
+    """What ``fetch`` needs of a ``side_channel_client.Client``."""
 
     def ask(self, host: str, port: int, question: bytes, timeout_seconds: float) -> bytes: ...
 

@@ -105,6 +105,11 @@ class SchedulerHalf:
             self.decode.finish(request_id)
         return False, None
 
+    def note_refused(self, reasons: Mapping[str, int]) -> None:
+        """Connections that the side channel refused, by reason, to be counted."""
+        for reason, connections in reasons.items():
+            self._stats.refuse(reason, connections)
+
     def take_stats(self) -> dict[str, Any] | None:
         """``Stats`` data since the last call; None when nothing has happened."""
         return None if self._stats.is_empty() else self._stats.take()

@@ -2,15 +2,16 @@
 
 ``Stats.data`` is JSON-able and holds what happened since the last ``take``:
 
-    {"counts": {name: n}, "failures": {reason: n}, "seconds": {name: [s, ...]},
-     "gauges": {name: value}, "peers": {state: n}, "links": {address: [path, bytes per second]}}
+    {"counts": {name: n}, "failures": {reason: n}, "refused": {reason: n},
+     "seconds": {name: [s, ...]}, "gauges": {name: value}, "peers": {state: n},
+     "links": {address: [path, bytes per second]}}
 
 Joining the stats of several ranks (``aggregate``): counts, failures and observations are added;
 gauges and peers describe the same requests seen by each rank, so the largest value is kept. Of a
 link the slowest rank's value is kept; ``["", 0.0]`` says that it is gone.
 Who records what, so that the sums are right: bytes, descriptors and seconds by every D rank for
 its own reads; loads, failures and recomputed requests once per request, by the scheduler side;
-leases by P rank 0.
+leases by P rank 0; refused connections by the scheduler side of P.
 
 ``METRICS`` is the contract with dashboards and with the operator: names, units, labels. No vLLM
 and no Prometheus here: the vLLM class makes the metric objects from this table.
@@ -139,6 +140,13 @@ METRICS: tuple[MetricDefinition, ...] = (
         label="peer,path",
     ),
     MetricDefinition(
+        "hybridpd_side_channel_refused",
+        "counter",
+        "Connections to the side channel that were refused, by reason.",
+        "refused",
+        label="reason",
+    ),
+    MetricDefinition(
         "hybridpd_post_seconds",
         "histogram",
         "Time inside the posts of one load, on the engine thread.",
@@ -164,7 +172,8 @@ METRICS: tuple[MetricDefinition, ...] = (
 
 def empty() -> dict[str, Any]:
     """Data in which nothing has happened."""
-    return {"counts": {}, "failures": {}, "seconds": {}, "gauges": {}, "peers": {}, LINKS: {}}
+    parts = ("counts", "failures", "refused", "seconds", "gauges", "peers", LINKS)
+    return {part: {} for part in parts}
 
 
 class Stats:
@@ -183,6 +192,10 @@ class Stats:
     def fail(self, reason: str, amount: int = 1) -> None:
         """One load failed for this reason (a short constant, never peer text)."""
         _add(self.data["failures"], reason, amount)
+
+    def refuse(self, reason: str, amount: int = 1) -> None:
+        """The side channel refused connections for this reason (a short constant)."""
+        _add(self.data["refused"], reason, amount)
 
     def observe(self, name: str, seconds: float) -> None:
         """Note one duration of ``SECONDS``."""
@@ -219,7 +232,7 @@ def is_empty(data: Mapping[str, Any]) -> bool:
 
 def aggregate(data: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Add ``other`` into ``data`` (returned)."""
-    for part in ("counts", "failures"):
+    for part in ("counts", "failures", "refused"):
         for name, amount in other.get(part, {}).items():
             _add(data[part], name, amount)
     for name, observations in other.get("seconds", {}).items():

@@ -6,6 +6,7 @@ of a hybrid model failed and decode from whatever the memory holds.
 """
 
 import dataclasses
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -107,6 +108,21 @@ def check_flag(field: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise UnsupportedEngineError(field, "true or false", value)
     return value
+
+
+def check_side_channel_host(host: str) -> None:
+    """Refuse an address that means all interfaces: it is bound, and it is what readers are told."""
+    try:
+        everywhere = ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        everywhere = host in ("", "*")
+    if everywhere:
+        raise UnsupportedEngineError(
+            "VLLM_NIXL_SIDE_CHANNEL_HOST",
+            "one address of this host that readers can reach",
+            host,
+            "in a pod: status.podIP",
+        )
 
 
 def check_conv_layout(layout: str, has_state: bool, tp_size: int) -> None:

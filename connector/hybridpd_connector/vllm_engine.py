@@ -21,10 +21,18 @@ from hybridpd_connector.handshake import Hello, RankHello, Responder
 from hybridpd_connector.host_facts import read_host_facts
 from hybridpd_connector.request_blocks import Identity
 from hybridpd_connector.scheduler_side import SchedulerHalf
-from hybridpd_connector.side_channel import Client, Server
+from hybridpd_connector.side_channel import Server
+from hybridpd_connector.side_channel_client import Client
+from hybridpd_connector.side_channel_keys import FIELD as KEY_FILE
+from hybridpd_connector.side_channel_keys import KeyFile, tell_about_keys
 from hybridpd_connector.transfer_params import MAX_LEASE_SECONDS
 from hybridpd_connector.vllm_cache import group_facts, read_cache, thread_setup, transfer_groups
-from hybridpd_connector.vllm_compat import EngineSettings, check_flag, check_seconds
+from hybridpd_connector.vllm_compat import (
+    EngineSettings,
+    check_flag,
+    check_seconds,
+    check_side_channel_host,
+)
 from hybridpd_connector.vllm_scratch import allocate_scratch
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 
@@ -72,8 +80,11 @@ class SchedulerSide:
         self.half = SchedulerHalf(self.identity, group_facts(kv_cache_config))
         self._responder = Responder(self.identity.engine_id)
         self._server: Server | None = None
+        keys = key_file_of(vllm_config)
+        tell_about_keys(keys)
         if self.identity.produces:
-            self._server = Server(self.identity.host, port, self._responder.answer)
+            check_side_channel_host(self.identity.host)
+            self._server = Server(self.identity.host, port, self._responder.answer, keys)
 
     def select(self, block_ids: Sequence[Sequence[int]]) -> tuple[Sequence[int], ...]:
         """The lists of the groups that are transferred."""
@@ -100,6 +111,12 @@ class SchedulerSide:
             )
         )
 
+    def take_stats(self) -> dict[str, Any] | None:
+        """``Stats`` data since the last call; None when nothing has happened."""
+        if self._server is not None:
+            self.half.note_refused(self._server.take_refused())
+        return self.half.take_stats()
+
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
@@ -124,6 +141,12 @@ def lease_seconds_of(vllm_config: Any) -> int:
 def remappable_cache(vllm_config: Any) -> bool:
     """Does vLLM's own allocator, made for sleep mode, hold the cache?"""
     return bool(getattr(vllm_config.model_config, "enable_cumem_allocator", False))
+
+
+def key_file_of(vllm_config: Any) -> KeyFile | None:
+    """The keys of the side channel; ``KeyFileError`` when a file is named that gives none."""
+    path = vllm_config.kv_transfer_config.get_from_extra_config(KEY_FILE, None)
+    return None if path is None else KeyFile(path)
 
 
 def build_worker(
@@ -154,7 +177,7 @@ def build_worker(
             allocate_scratch(kv_caches) if settings.role != "producer" else None,
         ),
         agent,
-        Client(),
+        Client(keys=key_file_of(vllm_config)),
         RankSettings(
             engine_id=settings.engine_id,
             role=settings.role,

@@ -1,6 +1,7 @@
 """The side channel over real sockets on loopback: answers, garbage, size, silence, slowness.
 
-Left out: 1,000 connections and cut links, which need a network of their own.
+Keys are in test_connector_side_channel_keys, crowds in test_connector_side_channel_crowds. Left
+out: cut links, which need a network of their own.
 """
 
 import socket
@@ -10,21 +11,13 @@ import time
 
 import pytest
 import zmq
+from connector_sockets import HOST, SOON, free_port
 
 from hybridpd_connector import side_channel
 from hybridpd_connector.errors import SideChannelError
-from hybridpd_connector.side_channel import MAX_QUESTION_BYTES, Client, Server
-
-HOST = "127.0.0.1"
-SOON = 5.0
-GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01NULL" + bytes(16) + b"\x00" + bytes(31)
-READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+from hybridpd_connector.side_channel import MAX_QUESTION_BYTES, Server
+from hybridpd_connector.side_channel_client import Client
+from hybridpd_testkit.strangers import GREETING, READY
 
 
 @pytest.fixture

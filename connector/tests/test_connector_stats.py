@@ -142,6 +142,7 @@ def test_metric_names_are_a_contract():
         "hybridpd_leases_held": "",
         "hybridpd_peers": "state",
         "hybridpd_link_bytes_per_second": "peer,path",
+        "hybridpd_side_channel_refused_total": "reason",
         "hybridpd_post_seconds": "",
         "hybridpd_transfer_seconds": "",
         "hybridpd_queue_seconds": "",
@@ -150,3 +151,14 @@ def test_metric_names_are_a_contract():
     for metric in METRICS:
         assert bool(metric.buckets) == (metric.kind == "histogram")
         assert list(metric.buckets) == sorted(set(metric.buckets))
+
+
+def test_refused_connections_are_counted_by_reason_and_added():
+    recorder = Stats()
+    recorder.refuse("wrong_key", 2)
+    recorder.refuse("wrong_key")
+    recorder.refuse("garbage")
+    joined = aggregate(recorder.take(), {"refused": {"wrong_key": 4}})
+    shown = {sample.labels: sample.value for sample in samples(joined)}
+    assert shown == {("wrong_key",): 7, ("garbage",): 1}
+    assert recorder.is_empty()
