@@ -140,7 +140,8 @@ def started(
     host: str, port: int, count: int, behaviours: Sequence[str] = (), *, again: bool = False
 ) -> "Iterator[subprocess.Popen[str]]":
     """A crowd in a process of its own, all of it connected; gone at the end of the block."""
-    command = [sys.executable, "-m", "hybridpd_testkit.strangers", host, str(port)]
+    # As a file: it needs nothing of the kit, and no path to it.
+    command = [sys.executable, __file__, host, str(port)]
     command += ["--count", str(count), *(["--again"] if again else [])]
     command += ["--behaviours", *behaviours] if behaviours else []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
