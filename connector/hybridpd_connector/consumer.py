@@ -24,6 +24,7 @@ from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
 from hybridpd_connector.peers import Address, PeerManager, PeerState
 from hybridpd_connector.read_tables import zero_ranges
 from hybridpd_connector.transfers import ABORTED, READ_FAILED, Outcome, SourceRead, Transfers
+from hybridpd_connector.verifier import CHECKSUM_MISMATCH, Verifier
 from hybridpd_connector.wants import PEER_REFUSED, Want, Wants
 from hybridpd_geometry import (
     GeometryError,
@@ -50,6 +51,15 @@ class Timeouts:
     read: float = 60.0
 
 
+@dataclasses.dataclass(frozen=True)
+class ReadTools:
+    """What a rank reads with. ``verifier`` compares checksums, None when they are off."""
+
+    builder: LinkBuilder
+    transfers: Transfers
+    verifier: Verifier | None = None
+
+
 @dataclasses.dataclass
 class _Loading:
     """A load that is not reported yet; ``link`` is set while it is read."""
@@ -69,8 +79,7 @@ class ConsumerRank:
         self,
         local: LocalCache,
         agent: Agent,
-        builder: LinkBuilder,
-        transfers: Transfers,
+        tools: ReadTools,
         recorder: stats.Stats,
         timeouts: Timeouts,
         progress: Callable[[], object],
@@ -78,8 +87,9 @@ class ConsumerRank:
         """``progress`` moves the agent's connections along while nothing polls."""
         self._local = local
         self._agent = agent
-        self._builder = builder
-        self._transfers = transfers
+        self._builder = tools.builder
+        self._transfers = tools.transfers
+        self._verifier = tools.verifier
         self._stats = recorder
         self._timeouts = timeouts
         self._progress = progress
@@ -129,6 +139,7 @@ class ConsumerRank:
         with self._lock:
             for outcome in self._transfers.poll(now):
                 self._finish(outcome, now)
+            self._take_verdicts(now)
             return self._transfers.worth_waiting(now)
 
     def poll(self, now: float) -> tuple[frozenset[str], dict[str, str]]:
@@ -137,6 +148,7 @@ class ConsumerRank:
             self.start(now)
             for outcome in self._transfers.poll(now):
                 self._finish(outcome, now)
+            self._take_verdicts(now)
             self._give_up_overdue(now)
             self._wants.end_lingering(now)
             received, failed = frozenset(self._received), dict(self._failed)
@@ -177,7 +189,8 @@ class ConsumerRank:
     def reading(self) -> bool:
         """Is any read in flight?"""
         with self._lock:
-            return self._transfers.in_flight > 0
+            checks = self._verifier.in_flight if self._verifier else 0
+            return self._transfers.in_flight + checks > 0
 
     def gauges(self) -> dict[str, int]:
         """Peers by state."""
@@ -215,12 +228,7 @@ class ConsumerRank:
 
     def _post(self, loading: _Loading, link: PeerLink, now: float) -> None:
         order, remote = loading.order, loading.want.remote
-        request = ReadRequest(
-            tokens=remote.tokens,
-            source=RequestBlocks(remote.block_ids),
-            destination=RequestBlocks(order.block_ids),
-            first_token=order.first_token,
-        )
+        request = _read_request(loading)
         reads: list[SourceRead] = []
         try:
             for source in link.sources:
@@ -249,7 +257,20 @@ class ConsumerRank:
         runs = local_zero_runs(link.plan, tokens, RequestBlocks(order.block_ids))
         self._local.zero(zero_ranges(runs, self._local.placement))
         self._record(outcome, loading)
-        self._end(loading, "", now)
+        sequence = loading.want.remote.sequence
+        if self._verifier is None or not self._verifier.begin(
+            order.request_id, link, _read_request(loading), sequence, now
+        ):
+            self._end(loading, "", now)
+
+    def _take_verdicts(self, now: float) -> None:
+        """Loads whose checksums were compared."""
+        for verdict in self._verifier.poll(now) if self._verifier else ():
+            loading = self._loading[verdict.request_id]
+            if verdict.detail:
+                self._fail(loading, CHECKSUM_MISMATCH, verdict.detail, now)
+            else:
+                self._end(loading, "", now)
 
     def _record(self, outcome: Outcome, loading: _Loading) -> None:
         self._stats.count(stats.READ_BYTES, outcome.bytes)
@@ -284,5 +305,17 @@ class ConsumerRank:
         """Give a dropped link back, once none of its reads is in flight."""
         if any(loading.link is link for loading in self._loading.values()):
             return False
+        if self._verifier is not None and self._verifier.uses(link):
+            return False
         self._builder.take_apart(link)
         return True
+
+
+def _read_request(loading: _Loading) -> ReadRequest:
+    remote = loading.want.remote
+    return ReadRequest(
+        tokens=remote.tokens,
+        source=RequestBlocks(remote.block_ids),
+        destination=RequestBlocks(loading.order.block_ids),
+        first_token=loading.order.first_token,
+    )

@@ -88,5 +88,9 @@ class ParamsError(ConnectorError):
     """``kv_transfer_params`` of a request are missing, of the wrong type, or out of bounds."""
 
 
+class SumError(ConnectorError):
+    """The device could not sum what it holds; the load goes on without a check."""
+
+
 class StateError(ConnectorError):
     """An illegal move in one of our own tables: a bug here, never a peer's doing."""

@@ -30,6 +30,8 @@ MAX_QUESTION_BYTES = 4 * 1024
 MAX_HELLO_BYTES = 64 * 1024 * 1024
 MAX_AGENT_METADATA_BYTES = 16 * 1024 * 1024
 MAX_RANKS = 1024
+MAX_SLOTS = 1 << 16
+MAX_EVERY = 1 << 20
 MAX_TEXT = 512
 MAX_SHORT_TEXT = 128
 
@@ -58,10 +60,11 @@ class HostFacts:
 
 @dataclasses.dataclass(frozen=True)
 class RankHello:
-    """One rank: where its pages and its lease board are, and how to reach its agent.
+    """One rank: where its pages and its boards are, and how to reach its agent.
 
     ``placement``: ``RankPlacement.to_dict()``. ``agent_metadata``: opaque, from ``Agent.metadata``.
     ``host`` may be missing: it explains a slow link, and decides nothing.
+    ``sums_every``: it states checksums of every n-th prefill, 0 of none (see ``sum_board``).
     Plain data: it crosses process boundaries inside vLLM.
     """
 
@@ -71,6 +74,9 @@ class RankHello:
     board_address: Unsigned
     board_slots: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
     host: HostFacts = HostFacts()
+    sums_address: Unsigned = 0
+    sums_slots: Annotated[int, msgspec.Meta(ge=1, le=MAX_SLOTS)] = 1
+    sums_every: Annotated[int, msgspec.Meta(ge=0, le=MAX_EVERY)] = 0
 
 
 @dataclasses.dataclass(frozen=True)

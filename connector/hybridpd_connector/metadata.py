@@ -25,10 +25,16 @@ class GroupFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Pin:
-    """P: the prefill of ``request_id`` ended and its blocks wait for a reader."""
+    """P: the prefill of ``request_id`` ended and its blocks wait for a reader.
+
+    ``tokens`` and ``block_ids`` (per transferable group) say what to sum; empty when no checksums
+    of this prefill are stated.
+    """
 
     request_id: str
     sequence: int
+    tokens: int = 0
+    block_ids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

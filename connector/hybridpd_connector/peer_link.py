@@ -9,7 +9,7 @@ no request pays for it.
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hybridpd_connector.agent_api import Agent, Memory, PreparedList
 from hybridpd_connector.errors import RefusedError, shorten
@@ -20,12 +20,14 @@ from hybridpd_connector.link_watch import LinkEnd, LinkWatch, Met
 from hybridpd_connector.peer_uses import PeerUses
 from hybridpd_connector.peers import Address
 from hybridpd_connector.read_tables import RangeTable, row_array
+from hybridpd_connector.sum_board import SumReader, SumView
 from hybridpd_geometry import (
     CacheLayout,
     DescriptorTable,
     GeometryError,
     PairPlan,
     RankPlacement,
+    SumPair,
     build_table,
     compare,
     plan_pair,
@@ -48,9 +50,21 @@ class SourceLink:
 
 
 @dataclasses.dataclass(frozen=True)
+class LinkSums:
+    """What is needed to compare checksums with a P engine: ``views`` by source rank, and the rate
+    at which it states them (0: never, and there are no views)."""
+
+    pair: SumPair
+    every: int
+    views: Mapping[int, SumView]
+
+
+@dataclasses.dataclass(frozen=True)
 class PeerLink:
     """A P engine as this rank uses it. ``peers``: agent names of all its ranks, in rank order.
-    ``met``: what is known of its speed, where that is measured."""
+    ``met``: what is known of its speed, where that is measured. ``sums`` is None when checksums
+    are off here, or cannot be compared.
+    """
 
     engine_id: str
     lease_seconds: int
@@ -58,6 +72,7 @@ class PeerLink:
     peers: tuple[str, ...]
     sources: tuple[SourceLink, ...]
     met: Met | None = None
+    sums: LinkSums | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +97,12 @@ class LinkBuilder:
         asker: Asker,
         timeout_seconds: float,
         prepare_thread: Callable[[], None] = lambda: None,
+        sums: SumReader | None = None,
     ) -> None:
         """``prepare_thread`` runs first on each handshake thread (a GPU needs its device set).
 
         ``watch`` may be set before the first handshake: links are then woken up and measured.
+        ``sums`` reads checksums; None when they are off.
         """
         self._local = local
         self._agent = agent
@@ -95,6 +112,7 @@ class LinkBuilder:
         self._prepare_thread = prepare_thread
         self.uses = PeerUses(agent)
         self.watch: LinkWatch | None = None
+        self._sums = sums
 
     def build(self, engine_id: str, address: Address) -> PeerLink:
         """Shake hands with ``engine_id`` at ``address``; raises a ``ConnectorError`` if it fails.
@@ -116,10 +134,11 @@ class LinkBuilder:
                 self._source(hello.ranks[rank], plan, placements[rank], peers[rank], undo)
                 for rank in plan.sources
             )
+            sums = self._link_sums(hello, plan, peers, undo)
             met = self._meet(hello, address, placements, sources)
             undo.pop_all()
         logger.info("ready to read from %s (ranks %s)", describe(hello), plan.sources)
-        return PeerLink(hello.engine_id, hello.lease_seconds, plan, peers, sources, met)
+        return PeerLink(hello.engine_id, hello.lease_seconds, plan, peers, sources, met, sums)
 
     def take_apart(self, link: PeerLink) -> None:
         """Give back everything of a link that no read uses any more."""
@@ -129,6 +148,9 @@ class LinkBuilder:
             self._boards.detach(source.board)
             self._agent.release_list(source.remote)
             self._agent.release_list(source.local)
+        if link.sums is not None and self._sums is not None:
+            for view in link.sums.views.values():
+                self._sums.detach(view)
         for peer in link.peers:
             self.uses.let_go(peer)
 
@@ -186,6 +208,26 @@ class LinkBuilder:
         except GeometryError as error:
             raise RefusedError("layout", "an engine that fits this one", str(error)) from error
         return plan, placements
+
+    def _link_sums(
+        self, hello: Hello, plan: PairPlan, peers: tuple[str, ...], undo: contextlib.ExitStack
+    ) -> LinkSums | None:
+        if self._sums is None:
+            return None
+        try:
+            pair = SumPair(plan)
+        except GeometryError as error:
+            logger.warning("no checksums between %s and here: %s", hello.engine_id, error)
+            return None
+        every = min(hello.ranks[rank].sums_every for rank in plan.sources)
+        views: dict[int, SumView] = {}
+        for rank in plan.sources if every else ():
+            theirs = hello.ranks[rank]
+            views[rank] = self._sums.attach(
+                peers[rank], theirs.sums_address, theirs.sums_slots, every, pair.source
+            )
+            undo.callback(self._sums.detach, views[rank])
+        return LinkSums(pair, every, views)
 
     def _source(
         self,

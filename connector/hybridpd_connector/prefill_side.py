@@ -71,7 +71,8 @@ class PrefillSide:
             self._move(request_id, PrefillEvent.DROP)
             return False, shared[1]
         try:
-            params = self._answer(request_id, item, self._blocks(item, computed_tokens, block_ids))
+            blocks = self._blocks(item, computed_tokens, block_ids)
+            params = self._answer(request_id, item, blocks)
         except (StateError, ParamsError) as error:
             # ParamsError: an id from a client that no reader would accept.
             logger.warning("prefill %s is not handed over: %s", shorten(request_id), error)
@@ -81,7 +82,7 @@ class PrefillSide:
             self._move(request_id, PrefillEvent.DROP)
             return False, params
         self._move(request_id, PrefillEvent.PIN)
-        self._pins.append(Pin(request_id, self._sequence))
+        self._pins.append(self._pin(request_id, item, blocks))
         if parent:
             self._answers[parent, item.digest] = (request_id, params)
         return True, params
@@ -100,6 +101,12 @@ class PrefillSide:
         pins = tuple(self._pins)
         self._pins.clear()
         return pins
+
+    def _pin(self, request_id: str, item: _Prefilled, blocks: tuple[tuple[int, ...], ...]) -> Pin:
+        every = self._identity.checksum_every
+        if every and self._sequence % every == 0:
+            return Pin(request_id, self._sequence, item.tokens, blocks)
+        return Pin(request_id, self._sequence)
 
     def _blocks(
         self, item: _Prefilled, computed_tokens: int, block_ids: Sequence[Sequence[int]]

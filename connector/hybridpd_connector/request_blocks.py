@@ -14,7 +14,10 @@ _CHILD = re.compile(r"\d+_(.+)", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """This engine, as its peers address it. ``role``: producer, consumer or both."""
+    """This engine, as its peers address it. ``role``: producer, consumer or both.
+
+    ``checksum_every``: every n-th prefill is summed, 0 for none.
+    """
 
     engine_id: str
     host: str
@@ -22,6 +25,7 @@ class Identity:
     tp_size: int
     role: str
     lease_seconds: int
+    checksum_every: int = 0
 
     @property
     def produces(self) -> bool:

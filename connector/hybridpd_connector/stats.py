@@ -3,15 +3,15 @@
 ``Stats.data`` is JSON-able and holds what happened since the last ``take``:
 
     {"counts": {name: n}, "failures": {reason: n}, "refused": {reason: n},
-     "seconds": {name: [s, ...]}, "gauges": {name: value}, "peers": {state: n},
-     "links": {address: [path, bytes per second]}}
+     "checksums": {result: n}, "seconds": {name: [s, ...]}, "gauges": {name: value},
+     "peers": {state: n}, "links": {address: [path, bytes per second]}}
 
-Joining the stats of several ranks (``aggregate``): counts, failures and observations are added;
-gauges and peers describe the same requests seen by each rank, so the largest value is kept. Of a
-link the slowest rank's value is kept; ``["", 0.0]`` says that it is gone.
-Who records what, so that the sums are right: bytes, descriptors and seconds by every D rank for
-its own reads; loads, failures and recomputed requests once per request, by the scheduler side;
-leases by P rank 0; refused connections by the scheduler side of P.
+Joining the stats of several ranks (``aggregate``): counts, failures, checksums and observations are
+added; gauges and peers describe the same requests seen by each rank, so the largest value is kept.
+Of a link the slowest rank's value is kept; ``["", 0.0]`` says that it is gone.
+Who records what, so that the sums are right: bytes, descriptors, seconds and checksums by every D
+rank for its own reads; loads, failures and recomputed requests once per request, by the scheduler
+side; leases by P rank 0; refused connections by the scheduler side of P.
 
 ``METRICS`` is the contract with dashboards and with the operator: names, units, labels. No vLLM
 and no Prometheus here: the vLLM class makes the metric objects from this table.
@@ -34,6 +34,11 @@ POST_SECONDS = "post_seconds"
 TRANSFER_SECONDS = "transfer_seconds"
 QUEUE_SECONDS = "queue_seconds"
 LINKS = "links"
+
+OK = "ok"
+DIFFERENT = "different"
+UNCHECKED = "unchecked"
+CHECKSUM_RESULTS = (OK, DIFFERENT, UNCHECKED)
 
 COUNTS = (
     READ_BYTES,
@@ -147,6 +152,13 @@ METRICS: tuple[MetricDefinition, ...] = (
         label="reason",
     ),
     MetricDefinition(
+        "hybridpd_checksums",
+        "counter",
+        "Loads that a decode rank compared with the prefill engine's checksums, by result.",
+        "checksums",
+        label="result",
+    ),
+    MetricDefinition(
         "hybridpd_post_seconds",
         "histogram",
         "Time inside the posts of one load, on the engine thread.",
@@ -172,7 +184,7 @@ METRICS: tuple[MetricDefinition, ...] = (
 
 def empty() -> dict[str, Any]:
     """Data in which nothing has happened."""
-    parts = ("counts", "failures", "refused", "seconds", "gauges", "peers", LINKS)
+    parts = ("counts", "failures", "refused", "seconds", "gauges", "peers", "checksums", LINKS)
     return {part: {} for part in parts}
 
 
@@ -196,6 +208,10 @@ class Stats:
     def refuse(self, reason: str, amount: int = 1) -> None:
         """The side channel refused connections for this reason (a short constant)."""
         _add(self.data["refused"], reason, amount)
+
+    def checksum(self, result: str) -> None:
+        """One load was compared, or could not be: one of ``CHECKSUM_RESULTS``."""
+        _add(self.data["checksums"], _known(result, CHECKSUM_RESULTS), 1)
 
     def observe(self, name: str, seconds: float) -> None:
         """Note one duration of ``SECONDS``."""
@@ -232,7 +248,7 @@ def is_empty(data: Mapping[str, Any]) -> bool:
 
 def aggregate(data: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Add ``other`` into ``data`` (returned)."""
-    for part in ("counts", "failures", "refused"):
+    for part in ("counts", "failures", "refused", "checksums"):
         for name, amount in other.get(part, {}).items():
             _add(data[part], name, amount)
     for name, observations in other.get("seconds", {}).items():

@@ -55,6 +55,11 @@ class CacheMemory:
     def memory(self) -> Memory:
         return self.regions[0].memory
 
+    @property
+    def views(self) -> tuple[torch.Tensor, ...]:
+        """The allocations as bytes, one for each of ``regions``."""
+        return self._bytes
+
     def zero(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Zero ``(address, length in bytes)`` ranges, in order with the engine's own kernels."""
         for address, length in ranges:

@@ -9,7 +9,7 @@ import dataclasses
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hybridpd_connector.errors import ConnectorError
@@ -123,6 +123,15 @@ def check_side_channel_host(host: str) -> None:
             host,
             "in a pod: status.podIP",
         )
+
+
+def check_choice(field: str, value: object, choices: Collection[str]) -> str:
+    """A word of ``kv_connector_extra_config``, refused at start when it is none of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise UnsupportedEngineError(
+            f"kv_connector_extra_config.{field}", " or ".join(choices), value
+        )
+    return value
 
 
 def check_conv_layout(layout: str, has_state: bool, tp_size: int) -> None:

@@ -17,6 +17,7 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from hybridpd_connector import __version__
 from hybridpd_connector.agent import NixlAgent
 from hybridpd_connector.consumer import Timeouts
+from hybridpd_connector.device_sums import DeviceSums
 from hybridpd_connector.handshake import Hello, RankHello, Responder
 from hybridpd_connector.host_facts import read_host_facts
 from hybridpd_connector.request_blocks import Identity
@@ -25,10 +26,12 @@ from hybridpd_connector.side_channel import Server
 from hybridpd_connector.side_channel_client import Client
 from hybridpd_connector.side_channel_keys import FIELD as KEY_FILE
 from hybridpd_connector.side_channel_keys import KeyFile, tell_about_keys
+from hybridpd_connector.sum_board import MODES
 from hybridpd_connector.transfer_params import MAX_LEASE_SECONDS
 from hybridpd_connector.vllm_cache import group_facts, read_cache, thread_setup, transfer_groups
 from hybridpd_connector.vllm_compat import (
     EngineSettings,
+    check_choice,
     check_flag,
     check_seconds,
     check_side_channel_host,
@@ -37,6 +40,7 @@ from hybridpd_connector.vllm_scratch import allocate_scratch
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 
 DEFAULT_LEASE_SECONDS = 30
+DEFAULT_CHECKSUM = "sample"
 # NIXL's own thread keeps a producer moving; this look only empties its mailbox now and then.
 DEFAULT_POLL_INTERVAL_SECONDS = 0.1
 DEFAULT_HANDSHAKE_TIMEOUT_SECONDS = 30.0
@@ -75,6 +79,7 @@ class SchedulerSide:
             tp_size=settings.tp_size,
             role=settings.role,
             lease_seconds=lease_seconds_of(vllm_config),
+            checksum_every=checksum_every_of(vllm_config),
         )
         self.group_ids = tuple(index for index, _ in transfer_groups(kv_cache_config))
         self.half = SchedulerHalf(self.identity, group_facts(kv_cache_config))
@@ -149,6 +154,12 @@ def key_file_of(vllm_config: Any) -> KeyFile | None:
     return None if path is None else KeyFile(path)
 
 
+def checksum_every_of(vllm_config: Any) -> int:
+    """Of how many prefills one is summed, 0 for none."""
+    mode = vllm_config.kv_transfer_config.get_from_extra_config("checksum", DEFAULT_CHECKSUM)
+    return MODES[check_choice("checksum", mode, MODES)]
+
+
 def build_worker(
     vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], settings: EngineSettings
 ) -> WorkerHalf:
@@ -164,6 +175,10 @@ def build_worker(
         tuple(extra("backends", ("UCX",))),
         progress_thread=settings.role != "consumer",
     )
+    checksum_every = checksum_every_of(vllm_config)
+    summer = None
+    if checksum_every:
+        summer = DeviceSums(memory.layout, memory.placement, memory.regions, memory.views)
     lease_seconds = lease_seconds_of(vllm_config)
     name = "handshake_timeout_seconds"
     name_fast = "require_fast_link"
@@ -175,6 +190,7 @@ def build_worker(
             memory.regions,
             memory.zero,
             allocate_scratch(kv_caches) if settings.role != "producer" else None,
+            summer,
         ),
         agent,
         Client(keys=key_file_of(vllm_config)),
@@ -199,6 +215,7 @@ def build_worker(
                 0,
                 LONGEST_STEP_WAIT_SECONDS,
             ),
+            checksum_every=checksum_every,
         ),
         prepare_thread=thread_setup(kv_caches),
     )

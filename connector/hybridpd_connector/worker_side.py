@@ -13,7 +13,7 @@ from typing import Any
 
 from hybridpd_connector import stats
 from hybridpd_connector.agent_api import Agent, Memory, MemoryRegion
-from hybridpd_connector.consumer import ConsumerRank, Timeouts
+from hybridpd_connector.consumer import ConsumerRank, ReadTools, Timeouts
 from hybridpd_connector.handshake import Asker, HostFacts, RankHello
 from hybridpd_connector.lease_board import BoardReader, LeaseBoard
 from hybridpd_connector.leases import Ended, ProducerLeases
@@ -24,7 +24,9 @@ from hybridpd_connector.notifications import decode_all
 from hybridpd_connector.patience import Patience
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache
 from hybridpd_connector.progress import Pump
+from hybridpd_connector.sum_board import SumBoard, Summer, SumReader
 from hybridpd_connector.transfers import Transfers
+from hybridpd_connector.verifier import Verifier
 from hybridpd_geometry import CacheLayout, RankPlacement
 
 logger = logging.getLogger(__name__)
@@ -33,13 +35,16 @@ logger = logging.getLogger(__name__)
 @dataclasses.dataclass(frozen=True)
 class RankCache:
     """This rank's cache. ``zero``: (address, bytes) ranges, in order with the engine's work.
-    ``scratch``: memory of the same kind, for waking links up; without it that is left out."""
+    ``scratch``: memory of the same kind, for waking links up; without it that is left out.
+    ``summer`` sums it; None where nothing does, then no checksums are stated or compared.
+    """
 
     layout: CacheLayout
     placement: RankPlacement
     regions: tuple[MemoryRegion, ...]
     zero: Callable[[Iterable[tuple[int, int]]], None]
     scratch: Scratch | None = None
+    summer: Summer | None = None
 
     @property
     def memory(self) -> Memory:
@@ -51,6 +56,7 @@ class RankSettings:
     """Seconds, and who this rank is. ``role``: producer, consumer or both.
 
     ``step_wait_seconds``: how long a step may wait for reads it has just begun, in all.
+    ``checksum_every``: every n-th prefill is summed and compared, 0 for none.
     """
 
     engine_id: str
@@ -62,6 +68,7 @@ class RankSettings:
     host: HostFacts = dataclasses.field(default_factory=HostFacts)
     require_fast_link: bool = False
     step_wait_seconds: float = 0.0
+    checksum_every: int = 0
 
 
 class Ticker:
@@ -92,14 +99,18 @@ class ProducerRank:
     """One P rank: the leases of its prefills, and the progress that readers need of it."""
 
     def __init__(
-        self, agent: Agent, settings: RankSettings, rank: int, recorder: stats.Stats
+        self, agent: Agent, settings: RankSettings, cache: RankCache, recorder: stats.Stats
     ) -> None:
         self.board = LeaseBoard()
         agent.register([self.board.region()])
+        self.sums: SumBoard | None = None
+        if settings.checksum_every and cache.summer is not None:
+            self.sums = SumBoard(cache.summer, cache.layout, settings.checksum_every)
+            agent.register([self.sums.region()])
         self._leases = ProducerLeases(settings.lease_seconds, self.board)
         self._pump = Pump(agent, settings.poll_interval_seconds)
         self._stats = recorder
-        self._counts = rank == 0
+        self._counts = cache.placement.rank == 0
         self._told_held = -1
 
     @property
@@ -109,6 +120,8 @@ class ProducerRank:
     def pin(self, pins: Iterable[Pin], now: float) -> None:
         for pin in pins:
             self._leases.pin(pin.request_id, pin.sequence, now)
+            if self.sums is not None:
+                self.sums.state(pin.sequence, pin.tokens, pin.block_ids)
 
     def poll(self, now: float) -> frozenset[str]:
         """Requests whose lease ended. Notifications count before anything expires."""
@@ -166,7 +179,7 @@ class WorkerHalf:
         self._links: LinkWatch | None = None
         self._host = settings.host
         if settings.role in ("producer", "both"):
-            self._producer = ProducerRank(agent, settings, cache.placement.rank, self._stats)
+            self._producer = ProducerRank(agent, settings, cache, self._stats)
         if settings.role in ("consumer", "both"):
             self._consumer = self._build_consumer(asker, settings, prepare_thread)
             self._ticker = Ticker(self.renew, settings.renew_interval_seconds, "hybridpd-renewals")
@@ -179,8 +192,14 @@ class WorkerHalf:
             settings.engine_id, cache.layout, cache.placement, cache.memory, cache.zero
         )
         boards = BoardReader(self._agent)
+        sums = verifier = None
+        if settings.checksum_every and cache.summer is not None:
+            sums = SumReader(self._agent)
+            verifier = Verifier(
+                sums, cache.summer, cache.placement, settings.checksum_every, self._stats
+            )
         builder = LinkBuilder(
-            local, self._agent, boards, asker, settings.timeouts.attempt, prepare_thread
+            local, self._agent, boards, asker, settings.timeouts.attempt, prepare_thread, sums
         )
         if cache.scratch is not None:
             rules = LinkRules(settings.timeouts.handshake, require_fast=settings.require_fast_link)
@@ -190,8 +209,11 @@ class WorkerHalf:
         return ConsumerRank(
             local,
             self._agent,
-            builder,
-            Transfers(self._agent, boards, Patience(settings.step_wait_seconds)),
+            ReadTools(
+                builder,
+                Transfers(self._agent, boards, Patience(settings.step_wait_seconds)),
+                verifier,
+            ),
             self._stats,
             settings.timeouts,
             # A producer's pump does it, and owns what arrives.
@@ -201,6 +223,7 @@ class WorkerHalf:
     def hello(self) -> RankHello:
         """What readers must know of this rank; the board of a pure consumer is never asked."""
         board = self._producer.board if self._producer else None
+        sums = self._producer.sums if self._producer else None
         return RankHello(
             rank=self._cache.placement.rank,
             placement=self._cache.placement.to_dict(),
@@ -208,6 +231,9 @@ class WorkerHalf:
             board_address=board.address if board else 0,
             board_slots=board.slots if board else 1,
             host=self._host,
+            sums_address=sums.address if sums else 0,
+            sums_slots=sums.slots if sums else 1,
+            sums_every=sums.every if sums else 0,
         )
 
     @property

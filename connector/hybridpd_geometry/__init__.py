@@ -37,6 +37,14 @@ A request is a `ReadRequest(tokens, source, destination, first_token=0)` of two 
 Every formula's source in vLLM is named in the docstring of the module that uses it.
 """
 
+from hybridpd_geometry.checksums import (
+    RankSums,
+    SumPair,
+    SumPlace,
+    SumRequest,
+    SumSpan,
+    row_of,
+)
 from hybridpd_geometry.compatibility import (
     Mismatch,
     TpProblem,
@@ -117,6 +125,7 @@ __all__ = [
     "READERS",
     "REFUSED",
     "RankPlacement",
+    "RankSums",
     "ReadRequest",
     "RequestBlocks",
     "Row",
@@ -126,6 +135,10 @@ __all__ = [
     "Section",
     "Segment",
     "StateFacts",
+    "SumPair",
+    "SumPlace",
+    "SumRequest",
+    "SumSpan",
     "TpProblem",
     "UnknownModelError",
     "UnsupportedModelError",
@@ -155,6 +168,7 @@ __all__ = [
     "planes_of",
     "predict",
     "resolve_engine",
+    "row_of",
     "state_layer",
     "state_sections",
     "tp_problems",

@@ -6,9 +6,11 @@ does; a failed load acts only on a request that waits for it; blocks of an ended
 until the result that names it; metadata is shown to a rank twice in a step.
 """
 
+import array
 import ctypes
 import dataclasses
 import time
+import types
 from collections import Counter
 
 import numpy as np
@@ -17,20 +19,24 @@ from geometry_reference import RankMemory
 from hybridpd_connector.agent_api import MemoryRegion
 from hybridpd_connector.agent_fake import FakeAgent, FakeNetwork
 from hybridpd_connector.consumer import Timeouts
+from hybridpd_connector.errors import SumError
 from hybridpd_connector.handshake import Hello, Responder
 from hybridpd_connector.link_probe import Scratch
 from hybridpd_connector.metadata import GroupFacts, RequestFacts
 from hybridpd_connector.request_blocks import Identity
 from hybridpd_connector.scheduler_side import SchedulerHalf
 from hybridpd_connector.side_channel import SideChannelError
+from hybridpd_connector.sum_board import MARK, seal_of
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 from hybridpd_geometry import (
     AttentionFacts,
     EngineFacts,
     ModelFacts,
+    RankSums,
     RequestBlocks,
     StateFacts,
     layout_of,
+    row_of,
 )
 
 NEVER = 3600.0
@@ -116,6 +122,58 @@ class Request:
     recomputed: bool = False
 
 
+class SlowSummer:
+    """Sums with the reference, and like a device: later (``hold``), or never (``broken``)."""
+
+    def __init__(self, memory):
+        self.memory = memory
+        self.broken = self.held = False
+        self._boards, self._waiting = [], []
+
+    def allocate(self, size_bytes):
+        board = np.zeros(size_bytes // 8, dtype=np.uint64)
+        self._boards.append(board)
+        return board.ctypes.data
+
+    def publish(self, request, sequence, address):
+        row = self._row(request)
+        head = [MARK, sequence, len(row), seal_of(sequence, row)]
+        self._waiting.append((address, [*head, *row]))
+        if not self.held:
+            self.let_go()
+
+    def let_go(self, words=None):
+        """Write what waits, or only so many words of it."""
+        for address, slot in self._waiting:
+            for board in self._boards:
+                at = (address - board.ctypes.data) // 8
+                if 0 <= at < len(board):
+                    board[at : at + len(slot)][:words] = slot[:words]
+        if words is None:
+            self._waiting.clear()
+
+    def overwrite(self, word, value):
+        """Change one word of the header of every slot that is written."""
+        for board in self._boards:
+            for at in np.flatnonzero(board == MARK):
+                board[at + word] = value
+
+    def start(self, request):
+        row = array.array("Q", self._row(request))
+        return types.SimpleNamespace(words=lambda: None if self.held else row)
+
+    def _row(self, request):
+        if self.broken:
+            raise SumError("checksums", "a device that sums", "out of memory")
+        memory = self.memory
+
+        def read(name, block, offset, length):
+            at = memory.page_at(memory.layout.by_name[name], block) + offset
+            return memory.bytes[at : at + length].tobytes()
+
+        return row_of(RankSums(memory.layout, request.pieces_tp), request, read)
+
+
 class Engine:
     """One engine with all its ranks."""
 
@@ -132,6 +190,7 @@ class Engine:
         lease_seconds=LEASE_SECONDS,
         links=None,
         step_wait_seconds=0.0,
+        checksum_every=0,
         **engine_facts,
     ):
         """``links``: settings of the link probe, which is left out without them."""
@@ -141,9 +200,11 @@ class Engine:
         self.layout = layout_of(model, facts, "model", vllm_version="0.32.0")
         groups = [GroupFacts(kind, self.layout.block_tokens) for kind in self.layout.group_kinds]
         port = port or 5600 + len(world.engines)
-        self.identity = Identity(name, "10.0.0.1", port, tp_size, role, lease_seconds)
+        self.identity = Identity(
+            name, "10.0.0.1", port, tp_size, role, lease_seconds, checksum_every
+        )
         self.half = SchedulerHalf(self.identity, groups)
-        self.memories, self.ranks, self.links = [], [], links
+        self.memories, self.ranks, self.summers, self.links = [], [], [], links
         for rank in range(tp_size):
             self._add_rank(rank, role, blocks, lease_seconds)
         self._publish(role, port)
@@ -163,10 +224,15 @@ class Engine:
         self.memories.append(memory)
         region = MemoryRegion(memory.base, len(memory.bytes))
         scratch = None if self.links is None or role == "producer" else host_scratch()
-        cache = RankCache(self.layout, memory.placement, (region,), self._zeroer(memory), scratch)
+        summer = SlowSummer(memory)
+        self.summers.append(summer)
+        cache = RankCache(
+            self.layout, memory.placement, (region,), self._zeroer(memory), scratch, summer
+        )
         settings = RankSettings(
             self.name, role, lease_seconds, NEVER, NEVER, Timeouts(handshake=20.0, read=60.0),
-            step_wait_seconds=self.step_wait_seconds, **(self.links or {}),
+            step_wait_seconds=self.step_wait_seconds,
+            checksum_every=self.identity.checksum_every, **(self.links or {}),
         )  # fmt: skip
         agent = FakeAgent(f"{self.name}/{rank}", self.world.network)
         half = WorkerHalf(cache, agent, self.world, settings, clock=self.world.clock)

@@ -143,6 +143,7 @@ def test_metric_names_are_a_contract():
         "hybridpd_peers": "state",
         "hybridpd_link_bytes_per_second": "peer,path",
         "hybridpd_side_channel_refused_total": "reason",
+        "hybridpd_checksums_total": "result",
         "hybridpd_post_seconds": "",
         "hybridpd_transfer_seconds": "",
         "hybridpd_queue_seconds": "",

@@ -60,7 +60,8 @@ class EnginePool:
 
         p1 prefill TP1, b1 the same with a brief lease, d1 decode TP1, e2 both roles TP2,
         r1 decode TP1 that recomputes what it cannot load and runs one request at a time,
-        t1 decode TP1 with a tiny cache.
+        t1 decode TP1 with a tiny cache, c1 prefill TP1 and v1 decode TP1 with all loads compared,
+        v2 the same at TP2, recomputing.
         """
         name = f"{family}-{kind}"
         settings = {
@@ -72,6 +73,23 @@ class EnginePool:
             },
             "d1": {"role": "kv_consumer", "connector": SHIPPED},
             "e2": {"role": "kv_both", "connector": PROBE, "tp_size": 2},
+            "c1": {
+                "role": "kv_producer",
+                "connector": PROBE,
+                "extra_config": {"checksum": "all"},
+            },
+            "v1": {
+                "role": "kv_consumer",
+                "connector": SHIPPED,
+                "extra_config": {"checksum": "all"},
+            },
+            "v2": {
+                "role": "kv_consumer",
+                "connector": SHIPPED,
+                "tp_size": 2,
+                "failure_policy": "recompute",
+                "extra_config": {"checksum": "all"},
+            },
             "t1": {"role": "kv_consumer", "connector": SHIPPED, "num_blocks": 26},
             "r1": {
                 "role": "kv_consumer",

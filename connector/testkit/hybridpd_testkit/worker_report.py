@@ -51,6 +51,23 @@ class WorkerReport:
             "files": len(os.listdir("/proc/self/fd")),
         }
 
+    def flip_bit(self, group: str, block: str) -> str:
+        """Flip the lowest bit of a page's first byte, in the first layer of a KV-cache group.
+
+        Returns the layer's name. Needs the probe connector, which knows the tensors.
+        """
+        import torch
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        config = self.model_runner.kv_cache_config
+        name: str = config.kv_cache_groups[int(group)].layer_names[0]
+        tensor = get_kv_transfer_group()._probe_tensors[name]
+        page = tensor.stride(0) * (tensor.shape[0] // config.num_blocks)
+        at = (tensor.storage_offset() + int(block) * page) * tensor.element_size()
+        memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        memory.set_(tensor.untyped_storage())[at] ^= 1
+        return name
+
 
 def _group(group: Any) -> dict[str, Any]:
     spec = group.kv_cache_spec
