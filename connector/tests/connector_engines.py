@@ -6,37 +6,32 @@ does; a failed load acts only on a request that waits for it; blocks of an ended
 until the result that names it; metadata is shown to a rank twice in a step.
 """
 
-import array
 import ctypes
 import dataclasses
 import time
-import types
 from collections import Counter
 
 import numpy as np
+from connector_summer import SlowSummer
 from geometry_reference import RankMemory
 
 from hybridpd_connector.agent_api import MemoryRegion
 from hybridpd_connector.agent_fake import FakeAgent, FakeNetwork
 from hybridpd_connector.consumer import Timeouts
-from hybridpd_connector.errors import SumError
 from hybridpd_connector.handshake import Hello, Responder
 from hybridpd_connector.link_probe import Scratch
 from hybridpd_connector.metadata import GroupFacts, RequestFacts
 from hybridpd_connector.request_blocks import Identity
 from hybridpd_connector.scheduler_side import SchedulerHalf
 from hybridpd_connector.side_channel import SideChannelError
-from hybridpd_connector.sum_board import MARK, seal_of
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 from hybridpd_geometry import (
     AttentionFacts,
     EngineFacts,
     ModelFacts,
-    RankSums,
     RequestBlocks,
     StateFacts,
     layout_of,
-    row_of,
 )
 
 NEVER = 3600.0
@@ -120,58 +115,6 @@ class Request:
     computed: int = 0
     answer: dict | None = None
     recomputed: bool = False
-
-
-class SlowSummer:
-    """Sums with the reference, and like a device: later (``hold``), or never (``broken``)."""
-
-    def __init__(self, memory):
-        self.memory = memory
-        self.broken = self.held = False
-        self._boards, self._waiting = [], []
-
-    def allocate(self, size_bytes):
-        board = np.zeros(size_bytes // 8, dtype=np.uint64)
-        self._boards.append(board)
-        return board.ctypes.data
-
-    def publish(self, request, sequence, address):
-        row = self._row(request)
-        head = [MARK, sequence, len(row), seal_of(sequence, row)]
-        self._waiting.append((address, [*head, *row]))
-        if not self.held:
-            self.let_go()
-
-    def let_go(self, words=None):
-        """Write what waits, or only so many words of it."""
-        for address, slot in self._waiting:
-            for board in self._boards:
-                at = (address - board.ctypes.data) // 8
-                if 0 <= at < len(board):
-                    board[at : at + len(slot)][:words] = slot[:words]
-        if words is None:
-            self._waiting.clear()
-
-    def overwrite(self, word, value):
-        """Change one word of the header of every slot that is written."""
-        for board in self._boards:
-            for at in np.flatnonzero(board == MARK):
-                board[at + word] = value
-
-    def start(self, request):
-        row = array.array("Q", self._row(request))
-        return types.SimpleNamespace(words=lambda: None if self.held else row)
-
-    def _row(self, request):
-        if self.broken:
-            raise SumError("checksums", "a device that sums", "out of memory")
-        memory = self.memory
-
-        def read(name, block, offset, length):
-            at = memory.page_at(memory.layout.by_name[name], block) + offset
-            return memory.bytes[at : at + length].tobytes()
-
-        return row_of(RankSums(memory.layout, request.pieces_tp), request, read)
 
 
 class Engine:
