@@ -49,7 +49,7 @@ METRICS = (
     "hybridpd_read_bytes_total",
     "hybridpd_read_descriptors_total",
     "hybridpd_post_seconds_sum",
-    "hybridpd_transfer_seconds_sum",
+    "hybridpd_until_noticed_seconds_sum",
     "hybridpd_queue_seconds_sum",
 )
 # Two engines share a GPU: each takes a fixed part for its cache, whatever the other one holds.

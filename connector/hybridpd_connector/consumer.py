@@ -10,7 +10,6 @@ apart; nothing that holds it waits for a peer, so neither can the engine.
 """
 
 import dataclasses
-import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable
 from hybridpd_connector import stats
 from hybridpd_connector.agent_api import Agent
 from hybridpd_connector.errors import RefusedError, VersionError
+from hybridpd_connector.failure_reasons import join
 from hybridpd_connector.lease_board import BoardCheck
 from hybridpd_connector.metadata import Interest, Load
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
@@ -32,8 +32,6 @@ from hybridpd_geometry import (
     RequestBlocks,
     local_zero_runs,
 )
-
-logger = logging.getLogger(__name__)
 
 PEER_UNREACHABLE = "peer_unreachable"
 BAD_BLOCKS = "bad_blocks"
@@ -99,7 +97,7 @@ class ConsumerRank:
         self._loading: dict[str, _Loading] = {}
         self._received: set[str] = set()
         self._failed: dict[str, str] = {}
-        self._refusals: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._refusals: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def absorb(self, interests: Iterable[Interest], leaves: Iterable[str], now: float) -> None:
         """Requests that have arrived, and requests that need their prefill no longer."""
@@ -143,7 +141,8 @@ class ConsumerRank:
             return self._transfers.worth_waiting(now)
 
     def poll(self, now: float) -> tuple[frozenset[str], dict[str, str]]:
-        """(requests whose load ended, reasons of those that failed), each named once."""
+        """(requests whose load ended, reasons of those that failed), each named once. A reason may
+        have a detail, see ``failure_reasons``."""
         with self._lock:
             self.start(now)
             for outcome in self._transfers.poll(now):
@@ -173,17 +172,17 @@ class ConsumerRank:
             return self._builder.build(engine_id, address)
         except RefusedError as error:
             if not error.retryable:
-                self._refusals.put(engine_id)
+                self._refusals.put((engine_id, str(error)))
             raise
-        except VersionError:
-            self._refusals.put(engine_id)
+        except VersionError as error:
+            self._refusals.put((engine_id, str(error)))
             raise
 
     def _collect(self, now: float) -> None:
         """Take what handshakes brought."""
         self._peers.collect(now)
         while not self._refusals.empty():
-            self._wants.give_up(self._refusals.get_nowait())
+            self._wants.give_up(*self._refusals.get_nowait())
 
     @property
     def reading(self) -> bool:
@@ -211,12 +210,12 @@ class ConsumerRank:
         loading = _Loading(order, want, now + self._timeouts.handshake)
         self._loading[order.request_id] = loading
         if want.refusal:
-            self._end(loading, want.refusal, now)
+            self._fail(loading, want.refusal, want.detail, now)
 
     def _try_post(self, loading: _Loading, now: float) -> None:
         want = loading.want
         if want.refusal:
-            self._fail(loading, want.refusal, "", now)
+            self._fail(loading, want.refusal, want.detail, now)
             return
         verdict = self._peers.want(want.key.engine_id, want.address, now)
         if verdict.state is PeerState.READY and verdict.value is not None:
@@ -251,7 +250,8 @@ class ConsumerRank:
         if outcome.peer_broken and link is not None:
             self._peers.lost(link.engine_id, outcome.reason)
         if not outcome.ok or link is None:
-            self._fail(loading, outcome.reason or READ_FAILED, outcome.peer, now)
+            detail = " ".join(filter(None, (outcome.peer, outcome.detail)))
+            self._fail(loading, outcome.reason or READ_FAILED, detail, now)
             return
         tokens = loading.want.remote.tokens
         runs = local_zero_runs(link.plan, tokens, RequestBlocks(order.block_ids))
@@ -278,11 +278,16 @@ class ConsumerRank:
         self._stats.count(stats.PREDICTED_BYTES, loading.predicted_bytes)
         self._stats.count(stats.PREDICTED_DESCRIPTORS, loading.predicted_descriptors)
         self._stats.observe(stats.POST_SECONDS, outcome.post_seconds)
-        self._stats.observe(stats.TRANSFER_SECONDS, outcome.transfer_seconds)
+        self._stats.observe(stats.NOTICED_SECONDS, outcome.transfer_seconds)
+        self._stats.observe(stats.LOAD_BYTES, outcome.bytes)
+        self._stats.observe(stats.LOAD_DESCRIPTORS, outcome.descriptors)
+        if outcome.bytes not in (0, loading.predicted_bytes):  # 0: NIXL could not say
+            self._stats.count(stats.MISPREDICTED_LOADS)
 
     def _fail(self, loading: _Loading, reason: str, detail: str, now: float) -> None:
-        logger.warning("load of %s failed, %s: %s", loading.order.request_id, reason, detail)
-        self._end(loading, reason, now)
+        """What this rank knows; the scheduler's side writes the line, once for all ranks."""
+        waited = f"rank {self._local.placement.rank} after {now - loading.want.arrived_at:.1f} s"
+        self._end(loading, join(reason, ", ".join(filter(None, (waited, detail)))), now)
 
     def _end(self, loading: _Loading, reason: str, now: float) -> None:
         """The load is over and no byte of it can be written any more: report, and let go."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from hybridpd_connector import stats
 from hybridpd_connector.errors import ParamsError, StateError
+from hybridpd_connector.failure_log import FailureLog
+from hybridpd_connector.failure_reasons import UNKNOWN, known, split
 from hybridpd_connector.metadata import GroupFacts, Interest, Load, Pin, RequestFacts, StepOrders
 from hybridpd_connector.request_blocks import Identity, facts_digest, transfer_blocks
 from hybridpd_connector.request_state import Decode, DecodeEvent, next_decode
@@ -19,18 +21,19 @@ WRONG_ROLE = "wrong_role"
 OTHER_PROMPT = "other_prompt"
 BAD_BLOCKS = "bad_blocks"
 CLAIM_CUT = "claim_cut"
-UNKNOWN = "unknown"
 
 
 @dataclasses.dataclass
 class _Decoded:
     """A request of the decode side. ``tokens``: how many it would load, N-1 or 0. ``claimed``: the
-    latest answer to vLLM's lookup, which an allocation follows."""
+    latest answer to vLLM's lookup, which an allocation follows. ``detail``: of the refusal, or what
+    the rank that failed first has said."""
 
     tokens: int
     remote: RemotePrefill | None
     refusal: str = ""
     failure: str = ""
+    detail: str = ""
     claimed: int = 0
     state: Decode = Decode.WAITING
 
@@ -43,7 +46,11 @@ class DecodeSide:
     """Requests whose prompt was prefilled by another engine."""
 
     def __init__(
-        self, identity: Identity, groups: Sequence[GroupFacts], recorder: stats.Stats
+        self,
+        identity: Identity,
+        groups: Sequence[GroupFacts],
+        recorder: stats.Stats,
+        failures: FailureLog,
     ) -> None:
         self._identity = identity
         self._groups = tuple(groups)
@@ -53,23 +60,23 @@ class DecodeSide:
         self._aborts: dict[str, None] = {}
         self._loads: list[Load] = []
         self._stats = recorder
+        self._failures = failures
 
     def arrive(self, facts: RequestFacts) -> None:
         """A request arrives; from now on its lease is renewed."""
-        refusal, remote = "", None
+        refusal, detail, remote = "", "", None
         try:
             remote = parse_decode(facts.params)
         except ParamsError as error:
-            logger.warning("request %s: %s", facts.request_id, error)
-            refusal = BAD_PARAMS
+            refusal, detail = BAD_PARAMS, str(error)
         if remote is None and not refusal:
             return
         tokens = facts.prompt_tokens - 1
         if not facts.reads_cache or facts.token_ids is None:
             tokens = 0
         elif not refusal:
-            refusal = self._difference(facts, remote)
-        item = _Decoded(tokens, remote, refusal)
+            refusal, detail = self._difference(facts, remote)
+        item = _Decoded(tokens, remote, refusal, detail=detail)
         self._requests[facts.request_id] = item
         if item.holds_lease and remote is not None:
             if facts.request_id in self._leaves:
@@ -77,19 +84,25 @@ class DecodeSide:
                 self._leaves.remove(facts.request_id)
             self._interests.append(Interest(facts.request_id, remote))
 
-    def refuse(self, facts: RequestFacts) -> None:
+    def refuse(self, facts: RequestFacts, detail: str = "") -> None:
         """A request whose role cannot be told: it fails the way a failed load does."""
-        self._requests[facts.request_id] = _Decoded(facts.prompt_tokens - 1, None, BAD_PARAMS)
+        self._requests[facts.request_id] = _Decoded(
+            facts.prompt_tokens - 1, None, BAD_PARAMS, detail=detail
+        )
 
-    def _difference(self, facts: RequestFacts, remote: RemotePrefill | None) -> str:
-        """Why this load must not happen, empty when it may: a load belongs to its prompt."""
+    def _difference(self, facts: RequestFacts, remote: RemotePrefill | None) -> tuple[str, str]:
+        """(why this load must not happen, detail), empty when it may: a load belongs to its
+        prompt."""
         if not self._identity.consumes or remote is None:
-            return WRONG_ROLE
-        if remote.tokens != facts.prompt_tokens - 1:
-            return OTHER_PROMPT
-        if remote.digest != facts_digest(facts, remote.tokens):
-            return OTHER_PROMPT
-        return ""
+            return WRONG_ROLE, f"kv_role makes it a {self._identity.role}"
+        tokens = facts.prompt_tokens - 1
+        if remote.tokens != tokens:
+            return OTHER_PROMPT, f"expected the state of {tokens} tokens, got {remote.tokens}"
+        digest = facts_digest(facts, remote.tokens)
+        if remote.digest != digest:
+            found = f"{digest[:12]}, got {remote.digest[:12]}"
+            return OTHER_PROMPT, f"expected digest {found}, both of {tokens} tokens"
+        return "", ""
 
     def owns(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -133,6 +146,7 @@ class DecodeSide:
         if not refusal and external_tokens != item.claimed:
             # A state stands for all its tokens: it cannot be used for fewer.
             refusal = CLAIM_CUT
+            item.detail = f"expected {item.claimed} tokens, got {external_tokens}"
         if not refusal:
             try:
                 blocks = transfer_blocks(self._groups, block_ids, item.tokens, spare=True)
@@ -141,11 +155,12 @@ class DecodeSide:
                 refusal = BAD_BLOCKS
         self._loads.append(Load(request_id, blocks, item.tokens - external_tokens, refusal))
 
-    def explain(self, request_id: str, reason: str) -> None:
+    def explain(self, request_id: str, text: str) -> None:
         """A rank says why its part of a load failed, maybe steps before the last rank has ended."""
         item = self._requests.get(request_id)
         if item is not None and not item.failure:
-            item.failure = reason
+            item.failure, detail = split(text)
+            item.detail = item.detail or detail
 
     def ended_load(self, request_id: str, *, failed: bool) -> None:
         """All ranks have reported a load. It may be one of another connector beside this one."""
@@ -156,8 +171,15 @@ class DecodeSide:
         if not failed:
             self._stats.count(stats.LOADS)
         elif item.failure != ABORTED:
-            self._stats.fail(item.failure or UNKNOWN)
+            self._tell(request_id, item)
         self._aborts.pop(request_id, None)
+
+    def _tell(self, request_id: str, item: _Decoded) -> None:
+        reason, remote = item.failure or UNKNOWN, item.remote
+        self._stats.fail(known(reason))
+        engine_id = remote.engine_id if remote else ""
+        address = f"{remote.host}:{remote.port}" if remote else ""
+        self._failures.load_failed(request_id, engine_id, address, reason, item.detail)
 
     def finish(self, request_id: str) -> None:
         """The request is over: answered, aborted or failed."""

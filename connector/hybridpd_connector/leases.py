@@ -22,9 +22,10 @@ uses each (n > 1 shares one prefill), and which renewals are due.
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from hybridpd_connector.errors import StateError
+from hybridpd_connector.errors import StateError, shorten
 from hybridpd_connector.notifications import Message, Release, Renew
 
 MAX_REMEMBERED = 8192
@@ -54,11 +55,13 @@ class Ended(NamedTuple):
     """What one ``tick`` ended: request ids, each named exactly once over all ticks.
 
     ``problems``: how often something was seen that a well-behaved reader does not do, by reason.
+    ``notes``: of an expired lease, who was heard of and when.
     """
 
     released: tuple[str, ...]
     expired: tuple[str, ...]
     problems: Mapping[str, int]
+    notes: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclasses.dataclass
@@ -72,6 +75,7 @@ class _Readers:
 class _Lease:
     sequence: int
     deadline: float
+    pinned_at: float
     readers: _Readers = dataclasses.field(default_factory=_Readers)
     seen_engines: set[str] = dataclasses.field(default_factory=set)
 
@@ -123,7 +127,7 @@ class ProducerLeases:
             self._board.end(older.sequence)
         self._ends.pop(p_request, None)
         deadline = now + self._lease_seconds
-        self._held[p_request] = _Lease(sequence, deadline)
+        self._held[p_request] = _Lease(sequence, deadline, now)
         self._earliest_deadline = min(self._earliest_deadline, deadline)
         for release in self._early.pop(p_request, ()):
             self._on_release(release)
@@ -135,8 +139,8 @@ class ProducerLeases:
                 self._on_renew(message, now)
             else:
                 self._on_release(message)
-        expired = self._expire(now)
-        ended = Ended(tuple(self._released), expired, dict(self._problems))
+        notes = self._expire(now)
+        ended = Ended(tuple(self._released), tuple(notes), dict(self._problems), notes)
         self._released.clear()
         self._problems.clear()
         return ended
@@ -189,16 +193,28 @@ class ProducerLeases:
                 self._problems[OTHER_ENGINE] += 1
             lease.seen_engines.add(engine)
 
-    def _expire(self, now: float) -> tuple[str, ...]:
+    def _expire(self, now: float) -> dict[str, str]:
         if now < self._earliest_deadline:
-            return ()
-        expired = tuple(p for p, lease in self._held.items() if lease.deadline <= now)
+            return {}
+        expired = {
+            p_request: self._note(lease, now)
+            for p_request, lease in self._held.items()
+            if lease.deadline <= now
+        }
         for p_request in expired:
             self._end(p_request, self._held[p_request], "")
         self._earliest_deadline = min(
             (lease.deadline for lease in self._held.values()), default=float("inf")
         )
         return expired
+
+    def _note(self, lease: _Lease, now: float) -> str:
+        held = f"held for {now - lease.pinned_at:.1f} s"
+        if not lease.seen_engines:
+            return f"{held}, no reader was heard of"
+        silent = now - (lease.deadline - self._lease_seconds)
+        readers = ", ".join(shorten(engine) for engine in sorted(lease.seen_engines)[:3])
+        return f"{held}, last renewed {silent:.1f} s ago by {readers}"
 
     def _end(self, p_request: str, lease: _Lease, engine: str) -> None:
         self._board.end(lease.sequence)

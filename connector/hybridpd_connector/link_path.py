@@ -44,6 +44,8 @@ OTHER_HOST = (
     "in both pods, and for GPUDirect RDMA (nvidia-peermem or dma-buf)"
 )
 NOT_KNOWN = "the cause is not known: start both engines with UCX_PROTO_INFO=y and read their logs"
+CAUSES = (OTHER_NAMESPACE, NO_CUDA_IPC, REMAPPABLE, NO_RDMA, OTHER_HOST, NOT_KNOWN)
+"""All of them; ``{where}`` is a side."""
 
 _CUDA_IPC = frozenset({"cuda_ipc", "cuda"})
 _RDMA = frozenset({"ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_x", "dc_mlx5"})

@@ -5,7 +5,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from hybridpd_connector import stats
 from hybridpd_connector.errors import ParamsError, StateError, shorten
+from hybridpd_connector.failure_log import FailureLog
+from hybridpd_connector.failure_reasons import split
 from hybridpd_connector.metadata import GroupFacts, Pin, RequestFacts
 from hybridpd_connector.request_blocks import Identity, facts_digest, parent_of, transfer_blocks
 from hybridpd_connector.request_state import Prefill, PrefillEvent, next_prefill
@@ -18,27 +21,34 @@ Answer = dict[str, Any]
 
 @dataclasses.dataclass
 class _Prefilled:
-    """A request of the prefill side. ``tokens`` is 0 when there is nothing to hand over."""
+    """A request of the prefill side. ``tokens`` is 0 when there is nothing to hand over.
+    ``expired``: what the first rank whose lease ran out said of it."""
 
     tokens: int
     digest: str
     state: Prefill = Prefill.PREFILLING
+    expired: str = ""
 
 
 class PrefillSide:
     """Requests whose state another engine will read."""
 
-    def __init__(self, identity: Identity, groups: Sequence[GroupFacts]) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        groups: Sequence[GroupFacts],
+        recorder: stats.Stats,
+        failures: FailureLog,
+    ) -> None:
         self._identity = identity
+        self._stats = recorder
+        self._failures = failures
+        self.pinned = 0
         self._groups = tuple(groups)
         self._requests: dict[str, _Prefilled] = {}
         self._pins: list[Pin] = []
         self._sequence = 0
         self._answers: dict[tuple[str, str], tuple[str, Answer]] = {}
-
-    @property
-    def pinned(self) -> int:
-        return sum(item.state is Prefill.PINNED for item in self._requests.values())
 
     def arrive(self, facts: RequestFacts) -> bool:
         """A prefill arrives. True: drop the last prompt token, the reader computes it itself.
@@ -82,10 +92,17 @@ class PrefillSide:
             self._move(request_id, PrefillEvent.DROP)
             return False, params
         self._move(request_id, PrefillEvent.PIN)
+        self.pinned += 1
         self._pins.append(self._pin(request_id, item, blocks))
         if parent:
             self._answers[parent, item.digest] = (request_id, params)
         return True, params
+
+    def explain(self, request_id: str, text: str) -> None:
+        """A rank says that its lease ran out, maybe steps before the last rank has ended it."""
+        item = self._requests.get(request_id)
+        if item is not None and not item.expired:
+            item.expired = text
 
     def sent(self, request_id: str) -> None:
         """All ranks have ended the lease; vLLM frees the blocks now."""
@@ -93,6 +110,12 @@ class PrefillSide:
         if item is None or item.state is not Prefill.PINNED:
             return
         self._move(request_id, PrefillEvent.SENT)
+        self.pinned -= 1
+        if item.expired:
+            self._stats.count(stats.LEASES_EXPIRED)
+            self._failures.lease_expired(request_id, *split(item.expired))
+        else:
+            self._stats.count(stats.LEASES_RELEASED)
         parent = parent_of(request_id)
         if parent:
             self._answers.pop((parent, item.digest), None)

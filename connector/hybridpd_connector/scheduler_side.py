@@ -16,6 +16,7 @@ from typing import Any
 from hybridpd_connector import stats
 from hybridpd_connector.decode_side import DecodeSide
 from hybridpd_connector.errors import ParamsError
+from hybridpd_connector.failure_log import FailureLog
 from hybridpd_connector.metadata import GroupFacts, RequestFacts, StepOrders
 from hybridpd_connector.prefill_side import Answer, PrefillSide
 from hybridpd_connector.request_blocks import Identity
@@ -29,10 +30,12 @@ class SchedulerHalf:
 
     def __init__(self, identity: Identity, groups: Sequence[GroupFacts]) -> None:
         self.identity = identity
-        self.prefill = PrefillSide(identity, groups)
         self._stats = stats.Stats()
-        self.decode = DecodeSide(identity, groups, self._stats)
+        self._failures = FailureLog()
+        self.prefill = PrefillSide(identity, groups, self._stats, self._failures)
+        self.decode = DecodeSide(identity, groups, self._stats, self._failures)
         self._step = 0
+        self._told_pinned = 0
 
     def on_new_request(self, facts: RequestFacts) -> bool:
         """True: the caller must drop the last prompt token (and ask for one output token)."""
@@ -41,8 +44,7 @@ class SchedulerHalf:
         try:
             prefill = wants_prefill(facts.params)
         except ParamsError as error:
-            logger.warning("request %s: %s", facts.request_id, error)
-            self.decode.refuse(facts)
+            self.decode.refuse(facts, str(error))
             return False
         if not prefill:
             self.decode.arrive(facts)
@@ -86,6 +88,7 @@ class SchedulerHalf:
         from the ranks that failed in this step, not only for loads that all ranks have ended."""
         for request_id, reason in reasons.items():
             self.decode.explain(request_id, reason)
+            self.prefill.explain(request_id, reason)
         for request_id in sent:
             self.prefill.sent(request_id)
         for request_id in received:
@@ -112,4 +115,8 @@ class SchedulerHalf:
 
     def take_stats(self) -> dict[str, Any] | None:
         """``Stats`` data since the last call; None when nothing has happened."""
+        self._failures.flush()
+        if self.identity.produces and self.prefill.pinned != self._told_pinned:
+            self._told_pinned = self.prefill.pinned
+            self._stats.set_gauge(stats.LEASES_HELD, self._told_pinned)
         return None if self._stats.is_empty() else self._stats.take()

@@ -3,15 +3,15 @@
 ``Stats.data`` is JSON-able and holds what happened since the last ``take``:
 
     {"counts": {name: n}, "failures": {reason: n}, "refused": {reason: n},
-     "checksums": {result: n}, "seconds": {name: [s, ...]}, "gauges": {name: value},
+     "checksums": {result: n}, "seconds": {name: [s or n, ...]}, "gauges": {name: value},
      "peers": {state: n}, "links": {address: [path, bytes per second]}}
 
 Joining the stats of several ranks (``aggregate``): counts, failures, checksums and observations are
 added; gauges and peers describe the same requests seen by each rank, so the largest value is kept.
 Of a link the slowest rank's value is kept; ``["", 0.0]`` says that it is gone.
 Who records what, so that the sums are right: bytes, descriptors, seconds and checksums by every D
-rank for its own reads; loads, failures and recomputed requests once per request, by the scheduler
-side; leases by P rank 0; refused connections by the scheduler side of P.
+rank for its own reads; loads, failures, recomputed requests and leases once each, by the scheduler
+side, as are refused connections. A lease counts as expired when it did on any rank.
 
 ``METRICS`` is the contract with dashboards and with the operator: names, units, labels. No vLLM
 and no Prometheus here: the vLLM class makes the metric objects from this table.
@@ -31,8 +31,11 @@ LEASES_EXPIRED = "leases_expired"
 LEASES_RELEASED = "leases_released"
 LEASES_HELD = "leases_held"
 POST_SECONDS = "post_seconds"
-TRANSFER_SECONDS = "transfer_seconds"
+NOTICED_SECONDS = "until_noticed_seconds"
 QUEUE_SECONDS = "queue_seconds"
+LOAD_BYTES = "load_bytes"
+LOAD_DESCRIPTORS = "load_descriptors"
+MISPREDICTED_LOADS = "mispredicted_loads"
 LINKS = "links"
 
 OK = "ok"
@@ -45,12 +48,14 @@ COUNTS = (
     PREDICTED_BYTES,
     READ_DESCRIPTORS,
     PREDICTED_DESCRIPTORS,
+    MISPREDICTED_LOADS,
     LOADS,
     RECOMPUTED_REQUESTS,
     LEASES_EXPIRED,
     LEASES_RELEASED,
 )
-SECONDS = (POST_SECONDS, TRANSFER_SECONDS, QUEUE_SECONDS)
+SECONDS = (POST_SECONDS, NOTICED_SECONDS, QUEUE_SECONDS)
+OBSERVED = (*SECONDS, LOAD_BYTES, LOAD_DESCRIPTORS)
 GAUGES = (LEASES_HELD,)
 
 MAX_OBSERVATIONS = 10_000
@@ -60,6 +65,8 @@ _SHORT_BUCKETS = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
     1.0, 5.0,
 )  # fmt: skip
+_BYTE_BUCKETS = tuple(float(1 << power) for power in range(14, 36, 2))
+_DESCRIPTOR_BUCKETS = tuple(float(1 << power) for power in range(0, 17, 2))
 _LONG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -103,6 +110,26 @@ METRICS: tuple[MetricDefinition, ...] = (
         "counter",
         "Descriptors that the read plans foresaw.",
         PREDICTED_DESCRIPTORS,
+    ),
+    MetricDefinition(
+        "hybridpd_load_bytes",
+        "histogram",
+        "Bytes that one rank read for one request, as NIXL counted them.",
+        LOAD_BYTES,
+        buckets=_BYTE_BUCKETS,
+    ),
+    MetricDefinition(
+        "hybridpd_load_descriptors",
+        "histogram",
+        "Descriptors that one rank read for one request, as NIXL counted them after merging.",
+        LOAD_DESCRIPTORS,
+        buckets=_DESCRIPTOR_BUCKETS,
+    ),
+    MetricDefinition(
+        "hybridpd_mispredicted_loads",
+        "counter",
+        "Loads for which a rank read other bytes than its read plan foresaw; a fault if above 0.",
+        MISPREDICTED_LOADS,
     ),
     MetricDefinition("hybridpd_loads", "counter", "Requests whose state was loaded.", LOADS),
     MetricDefinition(
@@ -166,10 +193,11 @@ METRICS: tuple[MetricDefinition, ...] = (
         buckets=_SHORT_BUCKETS,
     ),
     MetricDefinition(
-        "hybridpd_transfer_seconds",
+        "hybridpd_until_noticed_seconds",
         "histogram",
-        "Time from the post of a load until its end was noticed.",
-        TRANSFER_SECONDS,
+        "Time from the post of a load until its end was noticed, at most once per engine step: "
+        "bytes over this time are not the speed of the link.",
+        NOTICED_SECONDS,
         buckets=_SHORT_BUCKETS,
     ),
     MetricDefinition(
@@ -213,11 +241,11 @@ class Stats:
         """One load was compared, or could not be: one of ``CHECKSUM_RESULTS``."""
         _add(self.data["checksums"], _known(result, CHECKSUM_RESULTS), 1)
 
-    def observe(self, name: str, seconds: float) -> None:
-        """Note one duration of ``SECONDS``."""
-        observations = self.data["seconds"].setdefault(_known(name, SECONDS), [])
+    def observe(self, name: str, value: float) -> None:
+        """Note one value of ``OBSERVED``."""
+        observations = self.data["seconds"].setdefault(_known(name, OBSERVED), [])
         if len(observations) < MAX_OBSERVATIONS:
-            observations.append(seconds)
+            observations.append(value)
 
     def set_gauge(self, name: str, value: int) -> None:
         """Set one of ``GAUGES``."""
@@ -273,9 +301,10 @@ def reduce(data: Mapping[str, Any]) -> dict[str, int | float]:
         "descriptors": counts.get(READ_DESCRIPTORS, 0),
         "leases expired": counts.get(LEASES_EXPIRED, 0),
     }
-    for name, observations in sorted(data.get("seconds", {}).items()):
+    for name in SECONDS:
+        observations = data.get("seconds", {}).get(name)
         if observations:
-            label = name.removesuffix("_seconds")
+            label = name.removesuffix("_seconds").replace("_", " ")
             numbers[f"{label} p50 ms"] = round(_quantile(observations, 0.5) * 1e3, 3)
             numbers[f"{label} p90 ms"] = round(_quantile(observations, 0.9) * 1e3, 3)
     return numbers

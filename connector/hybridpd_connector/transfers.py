@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 POST_FAILED = "post_failed"
 READ_FAILED = "read_failed"
-PEER_LOST = "peer_lost"
 LEASE_ENDED = "lease_ended"
 LEASE_CHECK_FAILED = "lease_check_failed"
 DEADLINE = "deadline"
@@ -52,9 +51,10 @@ class SourceRead:
 class Outcome:
     """How one load ended. Bytes and descriptors are the transfer library's own counts.
 
-    ``reason`` is "" for a good load. ``peer``: whose fault it was, "" when nobody's.
-    ``peer_broken``: the connection to it failed, drop it. ``post_seconds`` is the sum over parts,
-    ``transfer_seconds`` the longest part, from its post until the poll that noticed its end.
+    ``reason`` is "" for a good load, ``detail`` what is known beyond it. ``peer``: whose fault it
+    was, "" when nobody's. ``peer_broken``: the connection to it failed, drop it. ``post_seconds``
+    is the sum over parts, ``transfer_seconds`` the longest part, from its post until the poll that
+    noticed its end.
     """
 
     request: str
@@ -66,6 +66,7 @@ class Outcome:
     descriptors: int
     post_seconds: float
     transfer_seconds: float
+    detail: str = ""
 
 
 class _Stage(enum.Enum):
@@ -89,6 +90,7 @@ class _Load:
     deadline: float
     parts: list[_Part] = dataclasses.field(default_factory=list)
     reason: str = ""
+    detail: str = ""
     peer: str = ""
     peer_broken: bool = False
     bytes: int = 0
@@ -96,10 +98,10 @@ class _Load:
     post_seconds: float = 0.0
     transfer_seconds: float = 0.0
 
-    def fail(self, reason: str, peer: str = "", *, broken: bool = False) -> None:
+    def fail(self, reason: str, peer: str = "", *, broken: bool = False, detail: str = "") -> None:
         """The first reason stays; a broken peer is remembered whenever it shows."""
         if not self.reason:
-            self.reason, self.peer = reason, peer
+            self.reason, self.peer, self.detail = reason, peer, detail
         if broken:
             self.peer, self.peer_broken = peer, True
 
@@ -117,6 +119,7 @@ class _Load:
             descriptors=self.descriptors,
             post_seconds=self.post_seconds,
             transfer_seconds=self.transfer_seconds,
+            detail=self.detail,
         )
 
 
@@ -161,8 +164,8 @@ class Transfers:
             try:
                 read = self._agent.post_ranges(source.local, source.remote, source.ranges)
             except AgentError as error:
-                logger.warning("load %s: %s", request, error)
-                load.fail(POST_FAILED, source.peer, broken=isinstance(error, PeerLostError))
+                broken = isinstance(error, PeerLostError)
+                load.fail(POST_FAILED, source.peer, broken=broken, detail=str(error))
                 break
             load.parts.append(_Part(source, _Stage.READING, read))
 
@@ -259,8 +262,8 @@ class Transfers:
         try:
             part.probe = self._boards.start(check)
         except AgentError as error:
-            logger.warning("load %s: %s", load.request, error)
-            load.fail(LEASE_CHECK_FAILED, part.source.peer, broken=isinstance(error, PeerLostError))
+            broken = isinstance(error, PeerLostError)
+            load.fail(LEASE_CHECK_FAILED, part.source.peer, broken=broken, detail=str(error))
         else:
             part.stage = _Stage.CHECKING
 

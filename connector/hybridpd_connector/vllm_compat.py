@@ -94,7 +94,7 @@ def check_request_ids(environment: Mapping[str, str]) -> None:
         )
 
 
-def check_seconds(field: str, value: object, shortest: int, longest: int) -> float:
+def check_seconds(field: str, value: object, shortest: float, longest: float) -> float:
     """A duration of ``kv_connector_extra_config``, refused at start when it cannot work."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedEngineError(field, "a number of seconds", value)
@@ -132,6 +132,14 @@ def check_choice(field: str, value: object, choices: Collection[str]) -> str:
             f"kv_connector_extra_config.{field}", " or ".join(choices), value
         )
     return value
+
+
+def check_names(field: str, value: object) -> tuple[str, ...]:
+    """A list of names in ``kv_connector_extra_config``."""
+    names = value if isinstance(value, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise UnsupportedEngineError(field, "a list of names, at least one", value)
+    return tuple(names)
 
 
 def check_conv_layout(layout: str, has_state: bool, tp_size: int) -> None:

@@ -33,12 +33,14 @@ from hybridpd_connector.vllm_compat import (
     EngineSettings,
     check_choice,
     check_flag,
+    check_names,
     check_seconds,
     check_side_channel_host,
 )
 from hybridpd_connector.vllm_scratch import allocate_scratch
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 
+DEFAULT_BACKENDS = ("UCX",)
 DEFAULT_LEASE_SECONDS = 30
 DEFAULT_CHECKSUM = "sample"
 # NIXL's own thread keeps a producer moving; this look only empties its mailbox now and then.
@@ -172,7 +174,7 @@ def build_worker(
     )
     agent = NixlAgent(
         unique(f"{settings.engine_id}/{rank}"),
-        tuple(extra("backends", ("UCX",))),
+        check_names("backends", extra("backends", DEFAULT_BACKENDS)),
         progress_thread=settings.role != "consumer",
     )
     checksum_every = checksum_every_of(vllm_config)
@@ -198,8 +200,11 @@ def build_worker(
             engine_id=settings.engine_id,
             role=settings.role,
             lease_seconds=lease_seconds,
-            poll_interval_seconds=float(
-                extra("poll_interval_seconds", DEFAULT_POLL_INTERVAL_SECONDS)
+            poll_interval_seconds=check_seconds(
+                "poll_interval_seconds",
+                extra("poll_interval_seconds", DEFAULT_POLL_INTERVAL_SECONDS),
+                0.001,
+                60,
             ),
             renew_interval_seconds=min(RENEW_INTERVAL_SECONDS, lease_seconds / 12),
             timeouts=Timeouts(

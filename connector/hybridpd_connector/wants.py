@@ -37,12 +37,14 @@ class Want:
     """A D request with its prefill, from arrival until the lease is dropped.
 
     ``refusal``: why it must not be loaded any more, empty while it may be; a lease is held then.
+    ``detail``: what is known of that beyond the reason.
     """
 
     remote: RemotePrefill
     key: LeaseKey
     refusal: str
     arrived_at: float
+    detail: str = ""
 
     @property
     def address(self) -> Address:
@@ -111,12 +113,13 @@ class Wants:
         else:
             self._drop(want, request_id, now)
 
-    def give_up(self, engine_id: str) -> None:
+    def give_up(self, engine_id: str, why: str) -> None:
         """An engine refused, for good: requests that still want it must not disturb those that
         want the engine which lives at its address now."""
         for _, request_id in self._leases.forget(engine_id):
             if request_id in self._wants:
-                self._wants[request_id].refusal = PEER_REFUSED
+                want = self._wants[request_id]
+                want.refusal, want.detail = PEER_REFUSED, why
         self._unsent.pop(engine_id, None)
         self._owed.pop(engine_id, None)
 

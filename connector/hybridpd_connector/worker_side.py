@@ -14,9 +14,10 @@ from typing import Any
 from hybridpd_connector import stats
 from hybridpd_connector.agent_api import Agent, Memory, MemoryRegion
 from hybridpd_connector.consumer import ConsumerRank, ReadTools, Timeouts
+from hybridpd_connector.failure_reasons import LEASE_EXPIRED, join
 from hybridpd_connector.handshake import Asker, HostFacts, RankHello
 from hybridpd_connector.lease_board import BoardReader, LeaseBoard
-from hybridpd_connector.leases import Ended, ProducerLeases
+from hybridpd_connector.leases import ProducerLeases
 from hybridpd_connector.link_probe import LinkProber, Scratch
 from hybridpd_connector.link_watch import LinkRules, LinkWatch
 from hybridpd_connector.metadata import Pin, StepOrders, TransferResults
@@ -98,9 +99,7 @@ class Ticker:
 class ProducerRank:
     """One P rank: the leases of its prefills, and the progress that readers need of it."""
 
-    def __init__(
-        self, agent: Agent, settings: RankSettings, cache: RankCache, recorder: stats.Stats
-    ) -> None:
+    def __init__(self, agent: Agent, settings: RankSettings, cache: RankCache) -> None:
         self.board = LeaseBoard()
         agent.register([self.board.region()])
         self.sums: SumBoard | None = None
@@ -109,9 +108,6 @@ class ProducerRank:
             agent.register([self.sums.region()])
         self._leases = ProducerLeases(settings.lease_seconds, self.board)
         self._pump = Pump(agent, settings.poll_interval_seconds)
-        self._stats = recorder
-        self._counts = cache.placement.rank == 0
-        self._told_held = -1
 
     @property
     def held(self) -> int:
@@ -123,30 +119,17 @@ class ProducerRank:
             if self.sums is not None:
                 self.sums.state(pin.sequence, pin.tokens, pin.block_ids)
 
-    def poll(self, now: float) -> frozenset[str]:
-        """Requests whose lease ended. Notifications count before anything expires."""
+    def poll(self, now: float) -> tuple[frozenset[str], dict[str, str]]:
+        """(requests whose lease ended, reasons of those that expired). Notifications count before
+        anything expires."""
         received = decode_all(self._pump.take())
         for error in received.errors:
             logger.warning("message from a reader ignored: %s", error)
         ended = self._leases.tick(received.messages, now)
-        for request_id in ended.expired:
-            logger.warning("lease of %s expired: nobody has read it", request_id)
-        self._record(ended)
         for reason, count in ended.problems.items():
             logger.warning("readers: %s (%d times)", reason, count)
-        return frozenset(ended.released) | frozenset(ended.expired)
-
-    def _record(self, ended: Ended) -> None:
-        """All ranks see the same leases, so one of them counts."""
-        if not self._counts:
-            return
-        if self._leases.held != self._told_held:
-            self._told_held = self._leases.held
-            self._stats.set_gauge(stats.LEASES_HELD, self._told_held)
-        if ended.released:
-            self._stats.count(stats.LEASES_RELEASED, len(ended.released))
-        if ended.expired:
-            self._stats.count(stats.LEASES_EXPIRED, len(ended.expired))
+        expired = {name: join(LEASE_EXPIRED, note) for name, note in ended.notes.items()}
+        return frozenset(ended.released) | frozenset(ended.expired), expired
 
     def close(self) -> None:
         self._pump.close()
@@ -179,7 +162,7 @@ class WorkerHalf:
         self._links: LinkWatch | None = None
         self._host = settings.host
         if settings.role in ("producer", "both"):
-            self._producer = ProducerRank(agent, settings, cache, self._stats)
+            self._producer = ProducerRank(agent, settings, cache)
         if settings.role in ("consumer", "both"):
             self._consumer = self._build_consumer(asker, settings, prepare_thread)
             self._ticker = Ticker(self.renew, settings.renew_interval_seconds, "hybridpd-renewals")
@@ -277,17 +260,17 @@ class WorkerHalf:
             self._links.tick()
 
     def poll(self) -> tuple[TransferResults, dict[str, str]]:
-        """What ended since the last call, and why those that failed did. One pass over all."""
+        """What ended since the last call, and why loads failed and leases expired. One pass."""
         now = self._clock()
-        sent: frozenset[str] = frozenset()
+        sent, expired = frozenset[str](), dict[str, str]()
         reasons, self._refused = self._refused, {}
         received = frozenset(reasons)
         if self._producer is not None:
-            sent = self._producer.poll(now)
+            sent, expired = self._producer.poll(now)
         if self._consumer is not None:
             self._wait_briefly(self._consumer, now)
             received, reasons = self._consumer.poll(self._clock())
-        return TransferResults(sent, received, frozenset(reasons)), reasons
+        return TransferResults(sent, received, frozenset(reasons)), {**expired, **reasons}
 
     def _wait_briefly(self, consumer: ConsumerRank, begun: float) -> None:
         """Reads begun in this step may end in it: their requests then run in the next one."""

@@ -18,6 +18,7 @@ from geometry_reference import RankMemory
 from hybridpd_connector.agent_api import MemoryRegion
 from hybridpd_connector.agent_fake import FakeAgent, FakeNetwork
 from hybridpd_connector.consumer import Timeouts
+from hybridpd_connector.failure_reasons import split
 from hybridpd_connector.handshake import Hello, Responder
 from hybridpd_connector.link_probe import Scratch
 from hybridpd_connector.metadata import GroupFacts, RequestFacts
@@ -280,7 +281,7 @@ class Engine:
             sent |= self._join("sent", results.sent)
             received |= self._join("received", results.received)
             self.failures.extend(results.failed)
-        self.reasons = {**said, **self.reasons}
+        self.reasons = {**{name: split(text)[0] for name, text in said.items()}, **self.reasons}
         failed = set(self.failures) & received
         self.failures = [item for item in self.failures if item not in failed]
         self._react(sent, received, failed, said)

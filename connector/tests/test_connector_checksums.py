@@ -138,7 +138,7 @@ def test_a_byte_that_changed_is_a_failed_load(world, policy, kind, d_tp, caplog)
     (line,) = [record.getMessage() for record in caplog.records]
     section = "x" if kind == "state" else "kv"
     region = d.memories[0].placement.layer_region[layer.name]
-    assert f"load of d1 failed, checksum_mismatch: region {region} ({layer.name}), block " in line
+    assert f"after 0.0 s, region {region} ({layer.name}), block " in line
     assert re.search(rf"block \d+, section {section} units 0-\d", line)
     assert (" tokens 0-15: " in line) == (kind == "attention")
     expected, got = re.search(r"expected ([0-9a-f]{16}), got ([0-9a-f]{16}); 1 sums", line).groups()

@@ -79,12 +79,12 @@ def test_observations_are_bounded(monkeypatch):
 def test_the_log_line_has_counts_and_quantiles():
     recorder = Stats()
     for number in range(1, 101):
-        recorder.observe(stats.TRANSFER_SECONDS, number / 1000)
+        recorder.observe(stats.NOTICED_SECONDS, number / 1000)
     recorder.fail("a", 2)
     recorder.fail("b")
     line = reduce(recorder.data)
-    assert line["transfer p50 ms"] == pytest.approx(51)
-    assert line["transfer p90 ms"] == pytest.approx(91)
+    assert line["until noticed p50 ms"] == pytest.approx(51)
+    assert line["until noticed p90 ms"] == pytest.approx(91)
     assert line["load failures"] == 3
     assert reduce(empty())["loads"] == 0
     assert "load failures" in repr(recorder)
@@ -119,7 +119,7 @@ def test_every_value_reaches_exactly_one_metric():
     shown = [(sample.metric.name, sample.labels) for sample in samples(data)]
     assert sorted(shown) == sorted(expected)
     assert set(data["counts"]) == set(stats.COUNTS)
-    assert set(data["seconds"]) == set(stats.SECONDS)
+    assert set(data["seconds"]) == set(stats.OBSERVED)
     assert set(data["gauges"]) == set(stats.GAUGES)
     assert list(samples(empty())) == []
 
@@ -134,6 +134,9 @@ def test_metric_names_are_a_contract():
         "hybridpd_predicted_bytes_total": "",
         "hybridpd_read_descriptors_total": "",
         "hybridpd_predicted_descriptors_total": "",
+        "hybridpd_load_bytes": "",
+        "hybridpd_load_descriptors": "",
+        "hybridpd_mispredicted_loads_total": "",
         "hybridpd_loads_total": "",
         "hybridpd_load_failures_total": "reason",
         "hybridpd_recomputed_requests_total": "",
@@ -145,7 +148,7 @@ def test_metric_names_are_a_contract():
         "hybridpd_side_channel_refused_total": "reason",
         "hybridpd_checksums_total": "result",
         "hybridpd_post_seconds": "",
-        "hybridpd_transfer_seconds": "",
+        "hybridpd_until_noticed_seconds": "",
         "hybridpd_queue_seconds": "",
     }
     assert all(metric.documentation.endswith(".") for metric in METRICS)

@@ -306,6 +306,7 @@ def test_what_is_counted(world):
     p = world.engine("p", "producer")
     d = world.engine("d", "consumer")
     tokens, answer, _ = prefilled(p, 40)
+    assert p.half.take_stats()["gauges"] == {"leases_held": 1}
     d.add("d1", tokens, answer)
     loaded(world, d, "d1")
     world.until(lambda: all_free(p))
@@ -313,6 +314,6 @@ def test_what_is_counted(world):
     assert counts["read_bytes"] == counts["predicted_bytes"] > 0
     assert counts["read_descriptors"] == counts["predicted_descriptors"] > 0
     assert d.half.take_stats()["counts"] == {"loads": 1}
-    leases = p.ranks[0].take_stats()
+    leases = p.half.take_stats()
     assert leases["counts"] == {"leases_released": 1}
     assert leases["gauges"] == {"leases_held": 0}

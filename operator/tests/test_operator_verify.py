@@ -20,7 +20,7 @@ hybridpd_read_bytes_total{engine="0",model_name="nano"} 4.9082368e+07
 hybridpd_predicted_bytes_total 49082368 1700000000000
 hybridpd_leases_expired_total{engine="0"} 4.0
 hybridpd_recomputed_requests_total{engine="0"} NaN
-hybridpd_transfer_seconds_bucket{le="+Inf"} 8.0
+hybridpd_until_noticed_seconds_bucket{le="+Inf"} 8.0
 vllm:num_requests_running{engine="0"} 3.0
 hybridpd_loads_total
 hybridpd_loads_total{engine="0" 5
