@@ -145,6 +145,19 @@ def lease_seconds_of(vllm_config: Any) -> int:
     return int(check_seconds("lease_seconds", value, 1, MAX_LEASE_SECONDS))
 
 
+def timeouts_of(vllm_config: Any, lease_seconds: float) -> Timeouts:
+    name = "handshake_timeout_seconds"
+    value = vllm_config.kv_transfer_config.get_from_extra_config(
+        name, DEFAULT_HANDSHAKE_TIMEOUT_SECONDS
+    )
+    handshake_seconds = check_seconds(name, value, 1, 3600)
+    return Timeouts(
+        handshake=handshake_seconds,
+        attempt=min(HANDSHAKE_ATTEMPT_SECONDS, handshake_seconds),
+        read=max(SHORTEST_READ_TIMEOUT_SECONDS, 2.0 * lease_seconds),
+    )
+
+
 def remappable_cache(vllm_config: Any) -> bool:
     """Does vLLM's own allocator, made for sleep mode, hold the cache?"""
     return bool(getattr(vllm_config.model_config, "enable_cumem_allocator", False))
@@ -182,9 +195,7 @@ def build_worker(
     if checksum_every:
         summer = DeviceSums(memory.layout, memory.placement, memory.regions, memory.views)
     lease_seconds = lease_seconds_of(vllm_config)
-    name = "handshake_timeout_seconds"
     name_fast = "require_fast_link"
-    handshake_seconds = check_seconds(name, extra(name, DEFAULT_HANDSHAKE_TIMEOUT_SECONDS), 1, 3600)
     return WorkerHalf(
         RankCache(
             memory.layout,
@@ -207,11 +218,7 @@ def build_worker(
                 60,
             ),
             renew_interval_seconds=min(RENEW_INTERVAL_SECONDS, lease_seconds / 12),
-            timeouts=Timeouts(
-                handshake=handshake_seconds,
-                attempt=min(HANDSHAKE_ATTEMPT_SECONDS, handshake_seconds),
-                read=max(SHORTEST_READ_TIMEOUT_SECONDS, 2.0 * lease_seconds),
-            ),
+            timeouts=timeouts_of(vllm_config, lease_seconds),
             host=read_host_facts(os.environ, remappable=remappable_cache(vllm_config)),
             require_fast_link=check_flag(name_fast, extra(name_fast, False)),
             step_wait_seconds=check_seconds(
