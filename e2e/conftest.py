@@ -18,7 +18,7 @@ import reference
 import release
 import waits
 from kubectl import Kubectl, Object, connect
-from services import Pair, example, nowhere
+from services import Pair, example, guarded, key_secret, nowhere
 
 NAMESPACE = "hybridpd-e2e"
 # Cheap tests first; the deletion of the real pair last.
@@ -110,8 +110,9 @@ def expected(kubectl: Kubectl) -> dict[str, completions.Answer]:
 
 @pytest.fixture(scope="session")
 def started(kubectl: Kubectl, expected: dict[str, completions.Answer]) -> Pair:
-    """The example applied as it is in the documentation."""
-    service = example()
+    """The example of the documentation, with a key for its side channel."""
+    kubectl.apply(key_secret())
+    service = guarded()
     kubectl.apply(service)
     return Pair(
         kubectl, service["metadata"]["name"], service["spec"]["model"]["servedName"], expected
@@ -121,6 +122,6 @@ def started(kubectl: Kubectl, expected: dict[str, completions.Answer]) -> Pair:
 @pytest.fixture
 def pair(started: Pair) -> Pair:
     """The real pair, Ready and as the example says, whatever the test before did to it."""
-    started.kubectl.apply(example())
+    started.kubectl.apply(guarded())
     waits.for_ready(started.kubectl, started.name)
     return started

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import dataclasses
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import completions
 from kubectl import Kubectl, Object
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
+KEY_SECRET = "side-channel"
 NOWHERE = {"hybridpd.dev/e2e": "no-such-node"}
 
 
@@ -20,6 +23,24 @@ def example() -> Object:
     """docs/examples/tiny-nemotron.yaml."""
     document: Object = yaml.safe_load((EXAMPLES / "tiny-nemotron.yaml").read_text())
     return copy.deepcopy(document)
+
+
+def guarded() -> Object:
+    """The example with a key for the side channel; ``key_secret`` is the Secret that it names."""
+    service = example()
+    service["spec"].setdefault("connector", {})["sideChannelKeySecret"] = {"name": KEY_SECRET}
+    return service
+
+
+def key_secret() -> Object:
+    """A Secret with a fresh random key."""
+    text = base64.b64encode(secrets.token_bytes(32)).decode()
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": KEY_SECRET},
+        "stringData": {"key": text},
+    }
 
 
 def nowhere(name: str, **changes: Any) -> Object:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import shlex
 
 import release
 import waits
 from kubectl import Kubectl
-from services import Pair
+from services import KEY_SECRET, Pair
 
 OWNED = "statefulsets,deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
 
@@ -66,6 +68,24 @@ def test_engine_pods_are_restricted(pair: Pair) -> None:
             security = container["securityContext"]
             assert security["allowPrivilegeEscalation"] is False
             assert security["capabilities"]["drop"] == ["ALL"]
+
+
+def test_the_engines_ask_for_the_key_and_nobody_shows_it(pair: Pair) -> None:
+    """The key comes as a file: it is in no pod, no argument, no log and no status."""
+    secret = pair.kubectl.get("secret", KEY_SECRET)
+    assert secret is not None
+    key = base64.b64decode(secret["data"]["key"]).decode()
+    pods = pair.kubectl.find("pods", waits.selector_of(pair.name))
+    engines = [p for p in pods if p["metadata"]["labels"]["hybridpd.dev/role"] != "router"]
+    for pod in engines:
+        log = pair.kubectl.run("logs", pod["metadata"]["name"], "-c", "engine")
+        assert "the side channel is encrypted and asks for a key" in log
+        assert "the side channel has no key" not in log
+        assert "may use it" not in log
+        assert key not in log
+    service = waits.for_ready(pair.kubectl, pair.name)
+    assert key not in json.dumps([service, *pods])
+    assert "side channel" not in waits.condition(service, "Accepted")["message"]
 
 
 def test_wide_columns_tell_the_pair(pair: Pair) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import waits
 from kubectl import Object, Watch
-from services import Pair, example
+from services import Pair, guarded
 
 REVISION = "hybridpd.dev/revision"
 ROLE = "hybridpd.dev/role"
@@ -30,7 +30,7 @@ def test_an_engine_flag_recreates_the_pair(pair: Pair) -> None:
         Watch(kubectl, "deployments", waits.selector_of(pair.name)) as routers,
         Watch(kubectl, "hpd", "") as services,
     ):
-        changed = example()
+        changed = guarded()
         changed["spec"]["engine"]["extraArgs"] = [
             "--max-num-seqs=4",
             "--max-num-batched-tokens=2048",

@@ -21,6 +21,8 @@ from hybridpd_operator.names import (
     LABEL_MANAGED_BY,
     LABEL_NAME,
     ROUTER_CONTAINER,
+    SIDE_CHANNEL_KEY_FOLDER,
+    SIDE_CHANNEL_KEY_VOLUME,
 )
 from hybridpd_operator.problems import INVALID_FIELD, RESERVED_POD_FIELD, Problem
 from hybridpd_operator.reserved_args import advice, env_problems
@@ -59,6 +61,14 @@ _ENGINE_FIELDS: Mapping[str, str] = {
     "envFrom": "spec.{role}.env, one variable at a time: whole ConfigMaps cannot be checked",
     "startupProbe": "spec.{role}.loadBudgetSeconds",
     "resources": "spec.{role}.resources",
+}
+_OWNED_VOLUMES: Mapping[str, str] = {
+    CONNECTOR_VOLUME: "nothing: it carries the connector into the engine",
+    SIDE_CHANNEL_KEY_VOLUME: "spec.connector.sideChannelKeySecret",
+}
+_OWNED_PATHS: Mapping[str, str] = {
+    CONNECTOR_PYTHON_PATH: "another path: the connector's packages are there",
+    SIDE_CHANNEL_KEY_FOLDER: "another path: the side channel's key is there",
 }
 
 
@@ -99,8 +109,8 @@ def _problems(template: Mapping[str, Any], role: str, ports: tuple[int, ...]) ->
             if container.get("name") == owned.name:
                 yield from _container(container, where, role, owned)
     for where, volume in _items(spec.get("volumes"), f"{path}.spec.volumes"):
-        if volume.get("name") == CONNECTOR_VOLUME:
-            yield _reserved(where, "nothing: it carries the connector into the engine")
+        if volume.get("name") in _OWNED_VOLUMES:
+            yield _reserved(where, _OWNED_VOLUMES[volume["name"]])
 
 
 def _owned_containers(role: str, ports: tuple[int, ...]) -> tuple[_Owned, ...]:
@@ -138,8 +148,9 @@ def _container(
         if port.get("containerPort") in owned.ports:
             yield _reserved(where, "another port: the operator opens this one")
     for where, mount in _items(container.get("volumeMounts"), f"{path}.volumeMounts"):
-        if str(mount.get("mountPath", "")).rstrip("/") == CONNECTOR_PYTHON_PATH:
-            yield _reserved(where, "another path: the connector's packages are there")
+        taken = str(mount.get("mountPath", "")).rstrip("/")
+        if taken in _OWNED_PATHS:
+            yield _reserved(where, _OWNED_PATHS[taken])
 
 
 def _env(env: object, path: str) -> Iterator[Problem]:

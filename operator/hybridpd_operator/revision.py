@@ -62,6 +62,7 @@ ENTERS: Final[tuple[str, ...]] = (
     "connector.lease_seconds",
     "connector.load_failure_policy",
     "connector.side_channel_port",
+    "connector.side_channel_key_secret",
     "connector.backends",
     *(f"prefill.{field}" for field in _ROLE_ENTERS),
     *(f"decode.{field}" for field in _ROLE_ENTERS),

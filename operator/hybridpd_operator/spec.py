@@ -43,6 +43,7 @@ DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
 
 MODEL_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$"
 ABSOLUTE_PATH = r"^/[^\s:]*$"
+DATA_KEY = r"^[-._A-Za-z0-9]+$"
 RELATIVE_PATH = r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"
 #: A tag of a repository called vllm-something that states a version, such as `vllm-openai:v0.32.0`.
 _TAGGED_VERSION = re.compile(r"vllm[^/:]*:v?([0-9]+[.][0-9]+[.][0-9]+)[^/]*$")
@@ -167,6 +168,14 @@ class Engine:
 
 
 @dataclass(frozen=True)
+class SideChannelKey:
+    """A key of a Secret in the service's namespace, mounted as a file; never read by us."""
+
+    name: str = put(Text(253, pattern=DNS_NAME))
+    key: str = put(Text(253, pattern=DATA_KEY), "key")
+
+
+@dataclass(frozen=True)
 class Connector:
     """The bundled NIXL connector, and how it reaches the engine image (an init container)."""
 
@@ -175,6 +184,7 @@ class Connector:
     lease_seconds: int = put(Integer(10, 3600), 30)
     load_failure_policy: str = put(Choice(("Fail", "Recompute")), "Fail")
     side_channel_port: int = put(Integer(1024, 65535), 5600)
+    side_channel_key_secret: SideChannelKey | None = put(Nested(SideChannelKey), None)
     backends: tuple[str, ...] = put(Items(Text(32, pattern=r"^[A-Za-z0-9_]+$"), 8, 1), ("UCX",))
 
 

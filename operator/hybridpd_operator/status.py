@@ -203,9 +203,20 @@ def _conditions(one: Pass, counts: Mapping[str, RoleCount]) -> dict[str, _Condit
 
 def _accepted(assessment: Assessment) -> _Condition:
     if assessment.accepted:
-        return _Condition("True", "Valid", "the resource is in order")
+        return _Condition("True", "Valid", "the resource is in order" + _hint(assessment))
     problems = assessment.spec_problems
     return _Condition("False", problems[0].reason, _text(problems))
+
+
+def _hint(assessment: Assessment) -> str:
+    """What is allowed and yet worth a word."""
+    service = assessment.service
+    if service is None or service.spec.connector.side_channel_key_secret is not None:
+        return ""
+    return (
+        "; the side channel has no key: set spec.connector.sideChannelKeySecret, "
+        "or let only the pods of this service reach its port"
+    )
 
 
 def _compatible(assessment: Assessment) -> _Condition:

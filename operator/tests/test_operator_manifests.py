@@ -42,7 +42,11 @@ FULL: dict[str, Any] = {
         "extraArgs": ["--max-num-seqs", "64"],
         "env": [{"name": "PYTHONPATH", "value": "/opt/plugins"}],
     },
-    "connector": {"leaseSeconds": 45, "loadFailurePolicy": "Recompute"},
+    "connector": {
+        "leaseSeconds": 45,
+        "loadFailurePolicy": "Recompute",
+        "sideChannelKeySecret": {"name": "side-channel"},
+    },
     "prefill": {
         "replicas": 2,
         "tensorParallelSize": 2,
@@ -249,6 +253,41 @@ def test_a_pod_template_cannot_take_away_what_we_own() -> None:
     assert patched["spec"]["automountServiceAccountToken"] is False
     assert [one["name"] for one in patched["spec"]["initContainers"]] == ["connector"]
     assert "hybridpd-connector" in [one["name"] for one in patched["spec"]["volumes"]]
+
+
+@pytest.mark.parametrize("role", names.ENGINE_ROLES)
+def test_the_side_channels_key_is_a_mounted_file_and_nothing_else(role: str) -> None:
+    secret = {"name": "pair-key", "key": "secret.txt"}
+    keyed = engine_pod.template(context({"connector": {"sideChannelKeySecret": secret}}), role)
+    plain = engine_pod.template(context(), role)
+    volumes = {one["name"]: one for one in keyed["spec"]["volumes"]}
+    assert volumes.pop("hybridpd-side-channel-key")["secret"] == {
+        "secretName": "pair-key",
+        "items": [{"key": "secret.txt", "path": "key"}],
+        "defaultMode": 0o440,
+    }
+    assert list(volumes) == [one["name"] for one in plain["spec"]["volumes"]]
+    # Readable for the engine's group, which fsGroup makes the group of the mounted files.
+    assert keyed["spec"]["securityContext"]["fsGroup"] == 1000
+    mounts = {one["name"]: one for one in engine_of(keyed)["volumeMounts"]}
+    mount = mounts["hybridpd-side-channel-key"]
+    assert mount == {
+        "name": "hybridpd-side-channel-key",
+        "mountPath": "/hybridpd/side-channel",
+        "readOnly": True,
+    }
+    args = engine_of(keyed)["args"]
+    extra = json.loads(args[args.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]
+    assert extra["side_channel_key_file"] == "/hybridpd/side-channel/key"
+    assert engine_of(keyed)["env"] == engine_of(plain)["env"]
+    (connector,) = keyed["spec"]["initContainers"]
+    assert "hybridpd-side-channel-key" not in json.dumps(connector)
+
+
+def test_without_a_key_nothing_of_it_is_rendered() -> None:
+    for role in names.ENGINE_ROLES:
+        assert "side-channel" not in json.dumps(engine_pod.template(context(), role))
+        assert "side_channel_key" not in json.dumps(engine_pod.template(context(), role))
 
 
 def test_every_flag_and_variable_we_render_is_refused_to_users() -> None:

@@ -167,6 +167,16 @@ def engine(**fields: Any) -> dict[str, Any]:
             "spec.volumes[0]",
             "carries the connector",
         ),
+        (
+            {"spec": {"volumes": [{"name": "hybridpd-side-channel-key", "emptyDir": {}}]}},
+            "spec.volumes[0]",
+            "spec.connector.sideChannelKeySecret",
+        ),
+        (
+            engine(volumeMounts=[{"name": "v", "mountPath": "/hybridpd/side-channel"}]),
+            "spec.containers[0].volumeMounts[0]",
+            "another path",
+        ),
         ({"spec": {"$patch": "replace"}}, "spec.$patch", "a patch without it"),
         ({"spec": {"hostNetwork": True}}, "spec.hostNetwork", "same ports"),
         ({"spec": {"affinity": {}}}, "spec.affinity", "spec.prefill.affinity"),

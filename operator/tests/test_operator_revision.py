@@ -57,6 +57,7 @@ def test_edits_that_keep_the_pair(patch: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "patch",
     [
+        {"connector": {"sideChannelKeySecret": {"name": "a"}}},
         {"prefill": {"tensorParallelSize": 4}},
         {"decode": {"resources": {"limits": {"memory": "1Gi"}}}},
         {"prefill": {"podTemplate": {"spec": {"priorityClassName": "p"}}}},
@@ -95,3 +96,11 @@ def test_the_value_does_not_change_between_releases() -> None:
     A new field of the spec changes it too: give it a place in ENTERS only with that in mind.
     """
     assert revision_of(spec_of()) == "3538c7d3"
+
+
+def test_another_key_secret_is_another_pair_and_a_default_key_is_not() -> None:
+    def of(**secret: str) -> str:
+        return revision_of(spec_of({"connector": {"sideChannelKeySecret": secret}}))
+
+    assert len({of(name="a"), of(name="b"), of(name="a", key="other"), revision_of(spec_of())}) == 4
+    assert of(name="a") == of(name="a", key="key")

@@ -58,6 +58,19 @@ def test_an_equal_pass_gives_an_equal_status() -> None:
     assert second == first
 
 
+def test_a_service_without_a_side_channel_key_is_accepted_and_told_so() -> None:
+    def accepted(patch: dict[str, Any] | None) -> Manifest:
+        (one,) = (one for one in build(one_pass(patch))["conditions"] if one["type"] == "Accepted")
+        return one
+
+    without = accepted(None)
+    with_key = accepted({"connector": {"sideChannelKeySecret": {"name": "pair-key"}}})
+    assert without["status"] == with_key["status"] == "True"
+    assert without["reason"] == with_key["reason"] == "Valid"
+    assert "spec.connector.sideChannelKeySecret" in without["message"]
+    assert "side channel" not in with_key["message"]
+
+
 def test_reconciling_and_stalled_are_never_both_true() -> None:
     stalled = build(one_pass(stall=Stall("NameConflict", "Service demo exists")))
     assert conditions(stalled)["Stalled"] == ("True", "NameConflict")

@@ -43,8 +43,17 @@ def transfer_config(context: Context, role: str) -> dict[str, object]:
         "kv_connector_extra_config": {
             "lease_seconds": connector.lease_seconds,
             "backends": list(connector.backends),
+            **_key_file(context),
         },
     }
+
+
+def _key_file(context: Context) -> dict[str, object]:
+    """Where the side channel's key is: a path, the key itself never is an argument."""
+    if context.spec.connector.side_channel_key_secret is None:
+        return {}
+    path = f"{names.SIDE_CHANNEL_KEY_FOLDER}/{names.SIDE_CHANNEL_KEY_FILE}"
+    return {"side_channel_key_file": path}
 
 
 def model_string(context: Context) -> str:

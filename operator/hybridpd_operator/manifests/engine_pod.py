@@ -50,7 +50,8 @@ def _owned(context: Context, role: str) -> Manifest:
                 "name": names.CONNECTOR_VOLUME,
                 "mountPath": names.CONNECTOR_PYTHON_PATH,
                 "readOnly": True,
-            }
+            },
+            *_key_mounts(context),
         ],
     }
     return {
@@ -61,9 +62,30 @@ def _owned(context: Context, role: str) -> Manifest:
             "enableServiceLinks": False,
             "initContainers": [_connector(context)],
             "containers": [engine],
-            "volumes": [pod_parts.empty_dir(names.CONNECTOR_VOLUME)],
+            "volumes": [pod_parts.empty_dir(names.CONNECTOR_VOLUME), *_key_volumes(context)],
         },
     }
+
+
+def _key_mounts(context: Context) -> Sequence[Manifest]:
+    if context.spec.connector.side_channel_key_secret is None:
+        return ()
+    # The folder, not the file: the kubelet replaces its content when the Secret changes.
+    mount = {"mountPath": names.SIDE_CHANNEL_KEY_FOLDER, "readOnly": True}
+    return ({"name": names.SIDE_CHANNEL_KEY_VOLUME, **mount},)
+
+
+def _key_volumes(context: Context) -> Sequence[Manifest]:
+    """The kubelet reads the Secret, never the operator. Mode: for root and the pod's group."""
+    secret = context.spec.connector.side_channel_key_secret
+    if secret is None:
+        return ()
+    source: Manifest = {
+        "secretName": secret.name,
+        "items": [{"key": secret.key, "path": names.SIDE_CHANNEL_KEY_FILE}],
+        "defaultMode": 0o440,
+    }
+    return ({"name": names.SIDE_CHANNEL_KEY_VOLUME, "secret": source},)
 
 
 def _connector(context: Context) -> Manifest:
