@@ -10,14 +10,11 @@ UnsupportedModelError.
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from hybridpd_geometry.config_fields import MAX_LAYERS, Config
 from hybridpd_geometry.dtypes import AUTO, canonical_dtype
 from hybridpd_geometry.errors import GeometryError, UnknownModelError
 from hybridpd_geometry.facts import AttentionFacts, ModelFacts, StateFacts
-from hybridpd_geometry.fields import checked_integer
 from hybridpd_geometry.refused import NO_ATTENTION, REFUSED, WINDOW, refuse
-
-MAX_DIMENSION = 1 << 24
-MAX_LAYERS = 4096
 
 DENSE_MODEL_TYPES = (
     "llama",
@@ -33,61 +30,6 @@ DENSE_MODEL_TYPES = (
 )
 
 
-class Config:
-    """A `config.json` with checked access; a missing field without default is an error."""
-
-    def __init__(self, data: Mapping[str, object], path: str = "config") -> None:
-        self._data = data
-        self._path = path
-
-    def get(self, name: str) -> object:
-        """The raw value, None when missing or null."""
-        return self._data.get(name)
-
-    def number(self, name: str, default: int | None = None, low: int = 1) -> int:
-        """A whole number of at least `low`."""
-        value = self._data.get(name)
-        if value is None:
-            if default is None:
-                raise GeometryError(
-                    f"{self._path}.{name}",
-                    "a number",
-                    "nothing",
-                    "The config does not say what the cache needs to know.",
-                )
-            return default
-        return checked_integer(value, f"{self._path}.{name}", low, MAX_DIMENSION)
-
-    def text(self, name: str, default: str) -> str:
-        """A string."""
-        value = self._data.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise GeometryError(f"{self._path}.{name}", "text", type(value).__name__)
-        return value
-
-    def names(self, name: str) -> tuple[str, ...] | None:
-        """A list of strings, None when missing."""
-        value = self._data.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-            raise GeometryError(f"{self._path}.{name}", "a list of names", type(value).__name__)
-        if len(value) > MAX_LAYERS:
-            raise GeometryError(f"{self._path}.{name}", f"at most {MAX_LAYERS}", len(value))
-        return tuple(value)
-
-    def indices(self, name: str, layers: int, first: int = 0) -> tuple[int, ...]:
-        """A list of layer numbers counted from `first`, as ascending indices from 0."""
-        value = self._data.get(name)
-        where = f"{self._path}.{name}"
-        if not isinstance(value, list | tuple):
-            raise GeometryError(where, "a list of layer numbers", type(value).__name__)
-        last = layers - 1 + first
-        return tuple(sorted({checked_integer(v, where, first, last) - first for v in value}))
-
-
 def facts_from_config(config: Mapping[str, object]) -> ModelFacts:
     """The model's facts; UnknownModelError when its type has no reader here.
 
@@ -99,7 +41,8 @@ def facts_from_config(config: Mapping[str, object]) -> ModelFacts:
     reader = _reader_of(config)
     nested = config.get("text_config")
     if reader is None and isinstance(nested, Mapping):
-        config = {"torch_dtype": config.get("torch_dtype"), **nested}
+        outer = config.get("dtype") or config.get("torch_dtype")
+        config = {**nested, "dtype": nested.get("dtype") or nested.get("torch_dtype") or outer}
         reader = _reader_of(config)
     if reader is None:
         model_type = config.get("model_type")
@@ -313,7 +256,8 @@ def _is_window(config: Config) -> bool:
     if kinds is not None:
         return any(kind != "full_attention" for kind in kinds)
     # Qwen configs carry a window size that is off unless use_sliding_window says otherwise.
-    return config.get("sliding_window") is not None and config.get("use_sliding_window") is None
+    # Zero switches it off.
+    return bool(config.get("sliding_window")) and config.get("use_sliding_window") is None
 
 
 def _attention(

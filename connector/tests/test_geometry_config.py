@@ -217,6 +217,35 @@ def test_text_config_of_a_multimodal_model() -> None:
     assert plan_engine(facts, EngineFacts(1)).ssm_bytes == 2097152
 
 
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_the_outer_dtype_is_that_of_a_text_config_without_one(name: str) -> None:
+    _, config = CONFIGS["qwen3-next"]
+    inner = {**config, "model_type": "qwen3_5_text", "torch_dtype": None}
+    outer = {"model_type": "qwen3_5", name: "float16"}
+    assert facts_from_config({**outer, "text_config": inner}).dtype == "float16"
+    own = {**inner, "dtype": "float32"}
+    assert facts_from_config({**outer, "text_config": own}).dtype == "float32"
+
+
+def test_kimi_reads_the_same_from_what_newer_transformers_write() -> None:
+    _, config = CONFIGS["kimi-linear"]
+    full = config["linear_attn_config"]["full_attn_layers"]  # type: ignore[index]
+    listed: dict[str, object] = {
+        **config,
+        "linear_attn_config": None,
+        "layer_types": [
+            "full_attention" if number in full else "linear_attention" for number in range(1, 28)
+        ],
+        "linear_num_heads": 32,
+        "linear_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    }
+    assert facts_from_config(listed) == facts_from_config(config)
+    del listed["layer_types"]
+    with pytest.raises(GeometryError, match=r"config\.linear_attn_config: expected an object"):
+        facts_from_config(listed)
+
+
 def test_lfm2_may_list_its_attention_layers_by_number() -> None:
     _, config = CONFIGS["lfm2-1.2b"]
     numbered = dict(config, full_attn_idxs=[2, 5, 8, 11, 14, 15])
@@ -334,6 +363,11 @@ def test_refused_models(config: dict[str, object], field: str, got: str, reason:
     assert (error.field, error.got) == (field, got)
     assert "attention" in str(error.expected)
     assert reason in error.hint
+
+
+@pytest.mark.parametrize("fields", [{"sliding_window": 0}, {"sliding_window": None}])
+def test_a_window_that_is_switched_off(fields: dict[str, object]) -> None:
+    assert facts_from_config({"model_type": "mistral", **SMALL, **fields}).state is None
 
 
 def test_a_reason_to_refuse_is_one_sentence_and_no_model_is_both() -> None:

@@ -5,6 +5,7 @@ config.json, compute its state shapes, align its block size and plan its cache a
 where the dimensions allow, and the arithmetic here must say the same.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -28,31 +29,30 @@ PLANNER = Path(__file__).with_name("vllm_planner.py")
 MEMORY_BYTES = 8 << 30
 CONFIGS = {entry.name: dict(entry.config) for entry in entries()}
 TP_SIZES = (1, 2, 4, 8)
-#: (smallest kernel block in tokens, draft tokens)
-ENGINES = ((16, 0), (16, 2), (64, 0), (128, 0))
-CASES = [
-    (name, tp, alignment, drafts)
+#: Settings of an engine, and the TP sizes at which they are asked.
+ENGINES = {
+    "a16": ({"alignment_tokens": 16}, TP_SIZES),
+    "a64": ({"alignment_tokens": 64}, TP_SIZES),
+    "a128": ({"alignment_tokens": 128}, TP_SIZES),
+    "drafts": ({"spec_tokens": 2}, TP_SIZES),
+    "block-size": ({"block_size": 96}, (1, 4)),
+    "fp8": ({"kv_dtype": "fp8"}, (2,)),
+    "states": ({"conv_dtype": "float32", "ssm_dtype": "bfloat16"}, (2,)),
+}
+CASES = {
+    f"{name}-tp{tp}-{setting}": (name, EngineFacts(tp, **fields))
     for name, config in CONFIGS.items()
-    for tp in TP_SIZES
+    for setting, (fields, tp_sizes) in ENGINES.items()
+    for tp in tp_sizes
     if tp in legal_tp_sizes(facts_from_config(config))
-    for alignment, drafts in ENGINES
-]
-
-
-def case_id(case):
-    return "{}-tp{}-a{}-spec{}".format(*case)
+}
 
 
 @pytest.fixture(scope="module")
 def vllm_says(tmp_path_factory):
     asked = [
-        {
-            "config": CONFIGS[name],
-            "tp": tp,
-            "alignment_tokens": alignment,
-            "spec_tokens": drafts,
-        }
-        for name, tp, alignment, drafts in CASES
+        {"config": CONFIGS[name], "engine": dataclasses.asdict(engine)}
+        for name, engine in CASES.values()
     ]
     done = subprocess.run(
         [sys.executable, PLANNER, tmp_path_factory.mktemp("configs")],
@@ -68,17 +68,16 @@ def vllm_says(tmp_path_factory):
 
 
 def test_every_published_model_is_asked_at_tp_1_and_2():
-    assert {(name, tp) for name, tp, _, _ in CASES} >= {
+    assert {(name, engine.tp_size) for name, engine in CASES.values()} >= {
         (name, tp) for name in CONFIGS for tp in (1, 2)
     }
 
 
-@pytest.mark.parametrize("case", CASES, ids=case_id)
+@pytest.mark.parametrize("case", CASES)
 def test_sizes_groups_and_tensors(case, vllm_says):
-    name, tp, alignment, drafts = case
+    name, engine = CASES[case]
     said = vllm_says[case]
     facts = facts_from_config(CONFIGS[name])
-    engine = EngineFacts(tp, alignment_tokens=alignment, spec_tokens=drafts)
     geometry = plan_engine(facts, engine)
     state_bytes = [prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in said["state"]]
     assert [geometry.conv_bytes, geometry.ssm_bytes][: len(state_bytes)] == state_bytes

@@ -1,7 +1,7 @@
 """What vLLM itself plans for a model's cache: run as a program, no engine, no weights.
 
-Reads a list of cases (a config.json, TP size, draft tokens, the kernel's smallest block) as JSON
-from standard input. For each, vLLM's own code reads the config, computes state shapes and dtypes,
+Reads a list of cases (a config.json and the fields of `EngineFacts`) as JSON from standard input.
+For each, vLLM's own code reads the config, computes state shapes and dtypes,
 aligns the block size, splits the layers into groups and lays out the tensors. Only the attention
 backend is made up, since its one answer that matters here, the smallest kernel block, is the input.
 """
@@ -81,14 +81,21 @@ def drafting(tokens):
 def vllm_config_of(model, case):
     from vllm.config import CacheConfig
 
-    drafts = case["spec_tokens"]
-    cache = CacheConfig(enable_prefix_caching=False)
+    engine = case["engine"]
+    drafts = engine["spec_tokens"]
+    cache = CacheConfig(
+        enable_prefix_caching=False,
+        block_size=engine["block_size"],
+        cache_dtype=engine["kv_dtype"],
+        mamba_cache_dtype=engine["conv_dtype"],
+        mamba_ssm_cache_dtype=engine["ssm_dtype"],
+    )
     cache.kv_cache_layout = "LBHNC"
     return SimpleNamespace(
         model_config=model,
         cache_config=cache,
         parallel_config=SimpleNamespace(
-            tensor_parallel_size=case["tp"],
+            tensor_parallel_size=engine["tp_size"],
             pipeline_parallel_size=1,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
@@ -144,7 +151,13 @@ def state_shapes(vllm_config, model_class):
 
 def specs_of(vllm_config, model_class):
     """Every layer's cache specification, as its module would give it."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec
+    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        MambaSpec,
+        MLAAttentionSpec,
+        get_kv_quant_mode,
+    )
 
     model, cache = vllm_config.model_config, vllm_config.cache_config
     found = {}
@@ -163,7 +176,8 @@ def specs_of(vllm_config, model_class):
                     block_size=cache.block_size,
                     num_kv_heads=model.get_num_kv_heads(vllm_config.parallel_config),
                     head_size=model.get_head_size(),
-                    dtype=model.dtype,
+                    dtype=kv_cache_dtype_str_to_dtype(cache.cache_dtype, model),
+                    kv_quant_mode=get_kv_quant_mode(cache.cache_dtype),
                 )
             found[f"layers.{index}.{kind}"] = spec
     return found
@@ -179,7 +193,7 @@ def plan(model, case):
         model.architecture, model_config=model
     )
     own_updates(vllm_config, architecture)
-    platform_with(case["alignment_tokens"]).update_block_size_for_backend(vllm_config)
+    platform_with(case["engine"]["alignment_tokens"]).update_block_size_for_backend(vllm_config)
     specs = specs_of(vllm_config, model_class)
     groups = kv_cache_utils.get_kv_cache_groups(vllm_config, specs)
     made = kv_cache_utils.get_kv_cache_config_from_groups(vllm_config, groups, MEMORY_BYTES)
