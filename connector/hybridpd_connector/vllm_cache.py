@@ -6,7 +6,7 @@ because every later address is computed from the specifications.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,28 +18,16 @@ from hybridpd_connector.vllm_compat import (
     check_cache_layout,
     check_conv_layout,
 )
+from hybridpd_connector.vllm_layers import LayerBuilder, kind_of
 from hybridpd_geometry import (
-    CARRIED,
+    ATTENTION,
+    STATE,
     WIRE_VERSION,
     CacheLayout,
-    LayerGeometry,
     RankPlacement,
-    StateFacts,
-    attention_layer,
-    canonical_dtype,
     check_layout,
     check_placement,
-    element_bytes,
-    facts_from_config,
-    place,
-    planes_of,
-    state_layer,
-    state_sections,
 )
-
-ATTENTION_SPECS = ("FullAttentionSpec",)
-STATE_SPECS = ("MambaSpec",)
-CPU_PACKINGS = {"vec": "cpu_vec", "amx": "cpu_amx"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +81,10 @@ def group_facts(kv_cache_config: Any) -> tuple[GroupFacts, ...]:
     facts: list[GroupFacts] = []
     for _, group in transfer_groups(kv_cache_config):
         spec = group.kv_cache_spec
-        if _kind(spec) == "attention":
-            facts.append(GroupFacts("attention", spec.block_size))
+        if kind_of(spec) == ATTENTION:
+            facts.append(GroupFacts(ATTENTION, spec.block_size))
         else:
-            facts.append(GroupFacts("state", spec.block_size, spec.num_speculative_blocks))
+            facts.append(GroupFacts(STATE, spec.block_size, spec.num_speculative_blocks))
     return tuple(facts)
 
 
@@ -112,8 +100,8 @@ def read_cache(
     vllm_version, conv_layout = versions
     model = vllm_config.model_config
     tp_size = vllm_config.parallel_config.tensor_parallel_size
-    builder = _LayerBuilder(vllm_config, kv_caches, conv_layout)
-    layers = tuple(builder.build(kv_cache_config))
+    builder = LayerBuilder(vllm_config, kv_caches, conv_layout)
+    layers = tuple(builder.build(group for _, group in transfer_groups(kv_cache_config)))
     check_conv_layout(conv_layout, builder.has_state, tp_size)
     layout = check_layout(
         CacheLayout(
@@ -138,168 +126,9 @@ def read_cache(
     return CacheMemory(layout, placement, regions, views)
 
 
-def _kind(spec: Any) -> str:
-    name = type(spec).__name__
-    if name in ATTENTION_SPECS:
-        return "attention"
-    if name in STATE_SPECS:
-        return "state"
-    raise UnsupportedEngineError(
-        "KV cache group",
-        "full attention or Mamba2 state",
-        name,
-        "this model cannot be handed over between engines yet",
-    )
-
-
 def _cache_layout_name(vllm_config: Any, kv_cache_config: Any) -> str | None:
     name = getattr(kv_cache_config, "kv_cache_layout", None)
     return name or getattr(vllm_config.cache_config, "kv_cache_layout", None)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-class _LayerBuilder:
-    """Turns the groups of a cache configuration into layers, collecting the engine's settings."""
-
-    def __init__(
-        self, vllm_config: Any, kv_caches: Mapping[str, torch.Tensor], conv_layout: str
-    ) -> None:
-        self._vllm_config = vllm_config
-        self._kv_caches = kv_caches
-        self._conv_layout = conv_layout
-        self._tp_size: int = vllm_config.parallel_config.tensor_parallel_size
-        self._known: dict[str, object] = {}
-        self.has_state = False
-        self.packing = ""
-        self.kv_dtype = self.conv_dtype = self.ssm_dtype = _dtype_name(
-            vllm_config.model_config.dtype
-        )
-        self.block_tokens = self.kernel_block_tokens = self.page_bytes = self.spec_tokens = 0
-
-    def build(self, kv_cache_config: Any) -> Iterable[LayerGeometry]:
-        for index, (_, group) in enumerate(transfer_groups(kv_cache_config)):
-            spec = group.kv_cache_spec
-            kind = _kind(spec)
-            self._agree("page_bytes", spec.page_size_bytes)
-            for slot, name in enumerate(group.layer_names):
-                if name not in self._kv_caches:
-                    raise UnsupportedEngineError("KV caches", f"a tensor for {name}", "none")
-                if kind == "attention":
-                    yield self._attention(name, index, slot, spec)
-                else:
-                    yield self._state(name, index, slot, spec)
-        if not self.block_tokens:
-            raise UnsupportedEngineError("model", "at least one full-attention layer", "none")
-
-    def _attention(self, name: str, group: int, slot: int, spec: Any) -> LayerGeometry:
-        tensor = self._kv_caches[name]
-        if tensor.dim() != 4 or tensor.shape[1] != spec.num_kv_heads:
-            raise UnsupportedEngineError(
-                f"cache of {name}", f"(blocks, {spec.num_kv_heads}, tokens, content)", tensor.shape
-            )
-        self._agree("block_tokens", spec.block_size)
-        self._agree("kernel_block_tokens", tensor.shape[2])
-        self._agree("packing", self._packing_of(name, tensor))
-        self._agree("kv_dtype", self._kv_dtype_of(spec))
-        planes = planes_of(self.packing, spec.head_size, spec.head_size_v, spec.dtype.itemsize)
-        content = tensor.shape[3] * tensor.element_size()
-        if content != sum(plane.lanes * plane.token_bytes for plane in planes):
-            raise UnsupportedEngineError(
-                f"cache of {name}",
-                "keys and values of one head and token side by side",
-                f"{content} bytes",
-                "use --kv-cache-dtype auto, or fp8 without per-token scales",
-            )
-        heads = self._vllm_config.model_config.get_total_num_kv_heads()
-        return attention_layer(name, group, slot, heads, planes)
-
-    def _kv_dtype_of(self, spec: Any) -> str:
-        """The kinds of fp8 share one torch dtype: vLLM's setting tells them apart."""
-        setting = str(self._vllm_config.cache_config.cache_dtype)
-        if setting != "auto":
-            name = canonical_dtype(setting, "kv_cache_dtype")
-            if element_bytes(name, "kv_cache_dtype") == spec.dtype.itemsize:
-                return name
-        return canonical_dtype(str(spec.dtype), "kv_cache_dtype")
-
-    def _packing_of(self, name: str, tensor: torch.Tensor) -> str:
-        if tensor.device.type != "cpu":
-            return "token"
-        if tensor.element_size() == 1:
-            raise UnsupportedEngineError(
-                "kv_cache_dtype", "auto on a CPU", tensor.dtype, "fp8 needs a GPU"
-            )
-        layer = self._vllm_config.compilation_config.static_forward_context.get(name)
-        isa = getattr(layer, "isa", None)
-        packing = CPU_PACKINGS.get(isa or "")
-        if packing is None:
-            raise UnsupportedEngineError(
-                f"CPU attention of {name}", f"one of {', '.join(CPU_PACKINGS)}", isa
-            )
-        return packing
-
-    def _state(self, name: str, group: int, slot: int, spec: Any) -> LayerGeometry:
-        self.has_state = True
-        facts = self._state_facts(name, spec)
-        conv, ssm = spec.shapes
-        self.conv_dtype, self.ssm_dtype = (_dtype_name(dtype) for dtype in spec.dtypes)
-        columns = conv[1] if self._conv_layout == "DS" else conv[0]
-        self._agree("spec_tokens", columns - (facts.conv_kernel - 1))
-        sections = place(
-            state_sections(facts, self.conv_dtype, self.ssm_dtype, self.spec_tokens), self._tp_size
-        )
-        self._verify_state(name, spec, facts, sections)
-        tensor = self._kv_caches[name]
-        state_bytes = conv[0] * conv[1] * spec.dtypes[0].itemsize
-        state_bytes += ssm[0] * ssm[1] * ssm[2] * spec.dtypes[1].itemsize
-        if tensor.shape[-1] * tensor.element_size() != state_bytes:
-            raise UnsupportedEngineError(
-                f"cache of {name}", f"a state of {state_bytes} bytes", tensor.shape
-            )
-        return state_layer(name, group, slot, facts.family, sections)
-
-    def _state_facts(self, name: str, spec: Any) -> StateFacts:
-        config = self._vllm_config.model_config.hf_text_config.to_dict()
-        facts = facts_from_config(config).state
-        kind = getattr(spec.mamba_type, "name", str(spec.mamba_type))
-        if facts is None or CARRIED.get(facts.family) != kind:
-            raise UnsupportedEngineError(
-                f"state of {name}", f"one of {', '.join(CARRIED)}", facts and facts.family
-            )
-        if getattr(spec, "tp_replicated", False) or len(spec.shapes) != 2:
-            raise UnsupportedEngineError(
-                f"state of {name}", "a conv and an SSM state, sharded over ranks", spec.shapes
-            )
-        return facts
-
-    def _verify_state(self, name: str, spec: Any, facts: StateFacts, sections: Any) -> None:
-        """The model's configuration and the allocated shapes must tell the same story."""
-        expected = placed_end(sections, self._tp_size)
-        conv, ssm = spec.shapes
-        got = conv[0] * conv[1] * spec.dtypes[0].itemsize
-        got += ssm[0] * ssm[1] * ssm[2] * spec.dtypes[1].itemsize
-        heads = facts.heads // self._tp_size
-        if got != expected or tuple(ssm) != (heads, facts.head_dim, facts.state_size):
-            raise UnsupportedEngineError(
-                f"state of {name}", f"{expected} bytes as its config.json says", spec.shapes
-            )
-
-    def _agree(self, field: str, value: Any) -> None:
-        """All layers must share this setting: the transfer plan has one of each."""
-        known = self._known.setdefault(field, value)
-        if known != value:
-            raise UnsupportedEngineError(field, f"{known} in every layer", value)
-        setattr(self, field, value)
-
-
-def placed_end(sections: Sequence[Any], tp_size: int) -> int:
-    """Bytes from the page start to the end of its last section."""
-    from hybridpd_geometry.sections import placed_bytes
-
-    return placed_bytes(sections, tp_size)
 
 
 def _place(

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from hybridpd_testkit.adapters import write_adapter
+from hybridpd_testkit.checkpoint_families import FAMILIES as MODELS
 from hybridpd_testkit.checkpoints import write_checkpoint
 from hybridpd_testkit.engines import (
     PROBE,
@@ -24,7 +25,15 @@ from hybridpd_testkit.probe_orders import ProbeOrders
 BRIEF_LEASE_SECONDS = 6
 ADAPTERS = {"red": 1, "blue": 2}  # name → seed
 # Longest first: a test's family is the first of these in its name, the last one without any.
-FAMILIES = ("nemotron_h_mqa", "falcon_h1", "llama", "nemotron_h")
+FAMILIES = (
+    "nemotron_h_mqa",
+    "falcon_h1",
+    "granite_4_h",
+    "qwen3_next",
+    "lfm2",
+    "llama",
+    "nemotron_h",
+)
 
 
 def pytest_collection_modifyitems(items):
@@ -61,7 +70,8 @@ class EnginePool:
         p1 prefill TP1, b1 the same with a brief lease, d1 decode TP1, e2 both roles TP2,
         r1 decode TP1 that recomputes what it cannot load and runs one request at a time,
         t1 decode TP1 with a tiny cache, c1 prefill TP1 and v1 decode TP1 with all loads compared,
-        v2 the same at TP2, recomputing.
+        v2 the same at TP2, recomputing;
+        k1 both roles TP1 with blocks of 96 tokens.
         """
         name = f"{family}-{kind}"
         settings = {
@@ -73,6 +83,7 @@ class EnginePool:
             },
             "d1": {"role": "kv_consumer", "connector": SHIPPED},
             "e2": {"role": "kv_both", "connector": PROBE, "tp_size": 2},
+            "k1": {"role": "kv_both", "connector": SHIPPED, "arguments": ("--block-size", "96")},
             "c1": {
                 "role": "kv_producer",
                 "connector": PROBE,
@@ -103,6 +114,7 @@ class EnginePool:
         return EngineSpec(
             name,
             self.checkpoint(family),
+            dtype=MODELS[family].dtype,
             environment=ProbeOrders(self._directory / "orders" / name).environment(),
             **settings,
         )

@@ -17,7 +17,7 @@ def write_adapter(directory: Path, seed: int) -> Path:
     """A PEFT adapter on the query and value projections, strong enough to change tokens."""
     family = FAMILIES["llama"]
     random = np.random.default_rng(seed)
-    outputs = {"q_proj": QUERY_HEADS * HEAD_DIM, "v_proj": family.kv_heads * HEAD_DIM}
+    outputs = {"q_proj": QUERY_HEADS * HEAD_DIM, "v_proj": family.attention.kv_heads * HEAD_DIM}
     tensors = {}
     for layer in range(len(family.pattern)):
         for projection, size in outputs.items():

@@ -11,69 +11,134 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-VOCABULARY_SIZE = 512
-MAX_TOKENS = 4096
-HIDDEN_SIZE = 64
-INTERMEDIATE_SIZE = 128
-QUERY_HEADS = 4
-HEAD_DIM = 32  # the smallest that vLLM's CPU attention accepts
-CONV_KERNEL = 4
+from hybridpd_testkit.checkpoint_hybrids import (
+    granite_fields,
+    granite_layer,
+    lfm2_fields,
+    lfm2_layer,
+    qwen_fields,
+    qwen_layer,
+)
+from hybridpd_testkit.checkpoint_weights import (
+    CONV_KERNEL,
+    HEAD_DIM,
+    HIDDEN_SIZE,
+    INTERMEDIATE_SIZE,
+    MAX_TOKENS,
+    QUERY_HEADS,
+    VOCABULARY_SIZE,
+    AttentionDims,
+    DeltaDims,
+    MambaDims,
+    Weight,
+    excess,
+    gated_feed_forward,
+    linear,
+    mamba,
+    norm,
+)
 
+__all__ = [
+    "FAMILIES",
+    "HEAD_DIM",
+    "HIDDEN_SIZE",
+    "MAX_TOKENS",
+    "QUERY_HEADS",
+    "VOCABULARY_SIZE",
+    "Family",
+    "Weight",
+    "config_of",
+    "weights_of",
+]
 
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """One tensor: random normal values times ``scale`` plus ``offset`` (or uniform in a range)."""
-
-    name: str
-    shape: tuple[int, ...]
-    scale: float
-    offset: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class MambaDims:
-    """Mamba-2 sizes of one layer, before any tensor parallelism."""
-
-    heads: int
-    head_dim: int
-    state_size: int
-    groups: int
-
-    @property
-    def inner_size(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def conv_size(self) -> int:
-        """Channels of the convolution: x, B and C."""
-        return self.inner_size + 2 * self.groups * self.state_size
+GRANITE = "GraniteMoeHybridForCausalLM"
+QWEN = "Qwen3NextForCausalLM"
+LFM2 = "Lfm2ForCausalLM"
+HYBRID_LETTERS = "GADQCF"
+FINAL_NORMS = {
+    "NemotronHForCausalLM": "norm_f",
+    "FalconH1ForCausalLM": "final_layernorm",
+    LFM2: "embedding_norm",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """One tiny model. ``pattern`` has a letter a layer: M Mamba, * attention, - feed-forward,
-    H both in parallel (Falcon-H1), L a Llama layer. ``seed`` was picked so that greedy outputs vary
-    and the best token leads the second by far more than the order of a float32 sum can change."""
+    H both in parallel (Falcon-H1), L a Llama layer, others in ``checkpoint_hybrids``. ``seed`` was
+    picked so that greedy outputs vary and the best token leads the second by far more than the
+    order of a sum can change in ``dtype``, which is what engines compute in."""
 
     name: str
     architecture: str
     pattern: str
-    kv_heads: int
-    mamba: MambaDims | None
+    attention: AttentionDims
+    state: MambaDims | DeltaDims | None
     seed: int
+    dtype: str = "float32"
+
+    @property
+    def mamba(self) -> MambaDims:
+        """Sizes of the Mamba-2 layers; ValueError in a family without any."""
+        if not isinstance(self.state, MambaDims):
+            raise ValueError(f"mamba: family {self.name} has no sizes for a Mamba-2 layer")
+        return self.state
+
+    @property
+    def delta(self) -> DeltaDims:
+        """Sizes of the Gated-DeltaNet layers; ValueError in a family without any."""
+        if not isinstance(self.state, DeltaDims):
+            raise ValueError(f"delta: family {self.name} has no sizes for a Gated-DeltaNet layer")
+        return self.state
+
+    @property
+    def tied(self) -> bool:
+        """Whether the embeddings are the output matrix too."""
+        return self.architecture == LFM2
 
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         # Five state layers over groups of two: the last group has a padding slot.
-        Family("nemotron-h", "NemotronHForCausalLM", "MM*-M*MM", 2, MambaDims(8, 16, 32, 2), 7),
+        Family(
+            "nemotron-h",
+            "NemotronHForCausalLM",
+            "MM*-M*MM",
+            AttentionDims(2),
+            MambaDims(8, 16, 32, 2),
+            7,
+        ),
         # One KV head (TP 2 replicates it) and a state so large that TP 1 has 256-token blocks
         # while TP 2 has 128: the two sides of a pair page differently.
-        Family("nemotron-h-mqa", "NemotronHForCausalLM", "M*-MM*", 1, MambaDims(8, 16, 64, 2), 3),
+        Family(
+            "nemotron-h-mqa",
+            "NemotronHForCausalLM",
+            "M*-MM*",
+            AttentionDims(1),
+            MambaDims(8, 16, 64, 2),
+            3,
+        ),
         # One B/C group, which every rank holds whole, and one KV head.
-        Family("falcon-h1", "FalconH1ForCausalLM", "HHH", 1, MambaDims(8, 16, 32, 1), 2),
-        Family("llama", "LlamaForCausalLM", "LLL", 2, None, 4),
+        Family(
+            "falcon-h1", "FalconH1ForCausalLM", "HHH", AttentionDims(1), MambaDims(8, 16, 32, 1), 2
+        ),
+        # The same kind of state in groups of its own, beside two KV heads.
+        Family("granite-4-h", GRANITE, "GGAG", AttentionDims(2, 2), MambaDims(8, 16, 32, 1), 2),
+        # The CPU kernel takes bfloat16 and heads of 128 only. One KV head, and blocks of 640 tokens
+        # at TP 1 but 384 at TP 2: neither divides the other.
+        Family(
+            "qwen3-next",
+            QWEN,
+            "DDDQ",
+            AttentionDims(1, 2, 128),
+            DeltaDims(2, 4, 128),
+            1,
+            "bfloat16",
+        ),
+        # A conv state and nothing else: a page of it is nearly all padding.
+        Family("lfm2", LFM2, "CCFC", AttentionDims(2, 2), None, 1),
+        Family("llama", "LlamaForCausalLM", "LLL", AttentionDims(2), None, 4),
     )
 }
 
@@ -82,15 +147,15 @@ def config_of(family: Family) -> dict[str, Any]:
     """The config.json of a family, as transformers writes it."""
     common: dict[str, Any] = {
         "architectures": [family.architecture],
-        "torch_dtype": "float32",
-        "dtype": "float32",
+        "torch_dtype": family.dtype,
+        "dtype": family.dtype,
         "vocab_size": VOCABULARY_SIZE,
         "hidden_size": HIDDEN_SIZE,
         "intermediate_size": INTERMEDIATE_SIZE,
         "num_hidden_layers": len(family.pattern),
-        "num_attention_heads": QUERY_HEADS,
-        "num_key_value_heads": family.kv_heads,
-        "head_dim": HEAD_DIM,
+        "num_attention_heads": family.attention.query_heads,
+        "num_key_value_heads": family.attention.kv_heads,
+        "head_dim": family.attention.head_dim,
         "max_position_embeddings": MAX_TOKENS,
         "tie_word_embeddings": False,
         "bos_token_id": 1,
@@ -101,7 +166,13 @@ def config_of(family: Family) -> dict[str, Any]:
 
 
 def _family_fields(family: Family) -> dict[str, Any]:
-    if family.mamba is None:
+    if family.architecture == GRANITE:
+        return granite_fields(family.pattern, family.mamba, family.attention)
+    if family.architecture == QWEN:
+        return qwen_fields(family.pattern, family.delta)
+    if family.architecture == LFM2:
+        return lfm2_fields(family.pattern)
+    if family.architecture == "LlamaForCausalLM":
         return {
             "model_type": "llama",
             "hidden_act": "silu",
@@ -151,77 +222,63 @@ def weights_of(family: Family) -> Iterator[Weight]:
     """Every tensor of the checkpoint, in a fixed order."""
     nemotron = family.architecture == "NemotronHForCausalLM"
     root = "backbone" if nemotron else "model"
+    output_scale = 3.0 / HIDDEN_SIZE**0.5
     yield Weight(
         f"{root}.{'embeddings' if nemotron else 'embed_tokens'}.weight",
         (VOCABULARY_SIZE, HIDDEN_SIZE),
-        2.0 if nemotron else 1.0,
+        output_scale if family.tied else 2.0 if nemotron else 1.0,
     )
     for index, letter in enumerate(family.pattern):
         yield from _layer(f"{root}.layers.{index}", letter, family)
-    final_norm = {"NemotronHForCausalLM": "norm_f", "FalconH1ForCausalLM": "final_layernorm"}
-    yield _norm(f"{root}.{final_norm.get(family.architecture, 'norm')}.weight", HIDDEN_SIZE)
-    yield Weight("lm_head.weight", (VOCABULARY_SIZE, HIDDEN_SIZE), 3.0 / HIDDEN_SIZE**0.5)
+    final_norm = f"{root}.{FINAL_NORMS.get(family.architecture, 'norm')}.weight"
+    yield (excess if family.architecture == QWEN else norm)(final_norm, HIDDEN_SIZE)
+    if not family.tied:
+        yield Weight("lm_head.weight", (VOCABULARY_SIZE, HIDDEN_SIZE), output_scale)
 
 
 def _layer(prefix: str, letter: str, family: Family) -> Iterator[Weight]:
+    if letter in HYBRID_LETTERS:
+        yield from _hybrid_layer(prefix, letter, family)
+        return
     if letter in "M*-":
-        yield _norm(f"{prefix}.norm.weight", HIDDEN_SIZE)
+        yield norm(f"{prefix}.norm.weight", HIDDEN_SIZE)
     if letter == "M":
-        yield from _mamba(f"{prefix}.mixer", family)
+        yield from mamba(f"{prefix}.mixer", family.mamba)
     elif letter == "*":
         yield from _attention(f"{prefix}.mixer", family)
     elif letter == "-":
-        yield _linear(f"{prefix}.mixer.up_proj.weight", INTERMEDIATE_SIZE, HIDDEN_SIZE)
-        yield _linear(f"{prefix}.mixer.down_proj.weight", HIDDEN_SIZE, INTERMEDIATE_SIZE, 0.2)
+        yield linear(f"{prefix}.mixer.up_proj.weight", INTERMEDIATE_SIZE, HIDDEN_SIZE)
+        yield linear(f"{prefix}.mixer.down_proj.weight", HIDDEN_SIZE, INTERMEDIATE_SIZE, 0.2)
     elif letter == "H":
-        yield _norm(f"{prefix}.input_layernorm.weight", HIDDEN_SIZE)
+        yield norm(f"{prefix}.input_layernorm.weight", HIDDEN_SIZE)
         yield from _attention(f"{prefix}.self_attn", family)
-        yield from _mamba(f"{prefix}.mamba", family)
-        yield _norm(f"{prefix}.pre_ff_layernorm.weight", HIDDEN_SIZE)
-        yield from _gated_feed_forward(f"{prefix}.feed_forward")
+        yield from mamba(f"{prefix}.mamba", family.mamba)
+        yield norm(f"{prefix}.pre_ff_layernorm.weight", HIDDEN_SIZE)
+        yield from gated_feed_forward(f"{prefix}.feed_forward")
     elif letter == "L":
-        yield _norm(f"{prefix}.input_layernorm.weight", HIDDEN_SIZE)
+        yield norm(f"{prefix}.input_layernorm.weight", HIDDEN_SIZE)
         yield from _attention(f"{prefix}.self_attn", family)
-        yield _norm(f"{prefix}.post_attention_layernorm.weight", HIDDEN_SIZE)
-        yield from _gated_feed_forward(f"{prefix}.mlp")
+        yield norm(f"{prefix}.post_attention_layernorm.weight", HIDDEN_SIZE)
+        yield from gated_feed_forward(f"{prefix}.mlp")
     else:
-        raise ValueError(f"pattern: expected letters of M*-HL, got {letter!r}")
+        raise ValueError(f"pattern: expected letters of M*-HL{HYBRID_LETTERS}, got {letter!r}")
 
 
-def _norm(name: str, size: int) -> Weight:
-    return Weight(name, (size,), 0.1, 1.0)
-
-
-def _linear(name: str, outputs: int, inputs: int, gain: float = 1.0) -> Weight:
-    """A matrix that maps unit-variance inputs to outputs of standard deviation ``gain``."""
-    return Weight(name, (outputs, inputs), gain / inputs**0.5)
+def _hybrid_layer(prefix: str, letter: str, family: Family) -> Iterator[Weight]:
+    if letter in "GA":
+        dims = family.mamba if letter == "G" else None
+        yield from granite_layer(prefix, dims, family.attention)
+    elif letter in "DQ":
+        last = prefix.endswith(f".{len(family.pattern) - 1}")
+        dims_of_state = family.delta if letter == "D" else None
+        yield from qwen_layer(prefix, last, dims_of_state, family.attention)
+    else:
+        yield from lfm2_layer(prefix, letter, family.attention)
 
 
 def _attention(prefix: str, family: Family) -> Iterator[Weight]:
     # Queries and keys are large so that attention is sharp: what K holds must decide the output.
-    yield _linear(f"{prefix}.q_proj.weight", QUERY_HEADS * HEAD_DIM, HIDDEN_SIZE, 1.6)
-    yield _linear(f"{prefix}.k_proj.weight", family.kv_heads * HEAD_DIM, HIDDEN_SIZE, 1.6)
-    yield _linear(f"{prefix}.v_proj.weight", family.kv_heads * HEAD_DIM, HIDDEN_SIZE, 2.0)
-    yield _linear(f"{prefix}.o_proj.weight", HIDDEN_SIZE, QUERY_HEADS * HEAD_DIM, 1.5)
-
-
-def _gated_feed_forward(prefix: str) -> Iterator[Weight]:
-    yield _linear(f"{prefix}.gate_proj.weight", INTERMEDIATE_SIZE, HIDDEN_SIZE)
-    yield _linear(f"{prefix}.up_proj.weight", INTERMEDIATE_SIZE, HIDDEN_SIZE)
-    yield _linear(f"{prefix}.down_proj.weight", HIDDEN_SIZE, INTERMEDIATE_SIZE, 1.5)
-
-
-def _mamba(prefix: str, family: Family) -> Iterator[Weight]:
-    dims = family.mamba
-    if dims is None:
-        raise ValueError(f"mamba: family {family.name} has a state layer but no dimensions for it")
-    projected = dims.inner_size + dims.conv_size + dims.heads
-    yield _linear(f"{prefix}.in_proj.weight", projected, HIDDEN_SIZE, 1.2)
-    yield Weight(f"{prefix}.conv1d.weight", (dims.conv_size, 1, CONV_KERNEL), 0.8)
-    yield Weight(f"{prefix}.conv1d.bias", (dims.conv_size,), 0.1)
-    # exp(A_log) times dt is the decay per token: from a few tokens to a few hundred.
-    yield Weight(f"{prefix}.A_log", (dims.heads,), 1.2, -2.5)
-    yield Weight(f"{prefix}.D", (dims.heads,), 0.3, 0.5)
-    yield Weight(f"{prefix}.dt_bias", (dims.heads,), 0.5, -1.0)
-    yield _norm(f"{prefix}.norm.weight", dims.inner_size)
-    yield _linear(f"{prefix}.out_proj.weight", HIDDEN_SIZE, dims.inner_size, 2.0)
+    yield linear(f"{prefix}.q_proj.weight", QUERY_HEADS * HEAD_DIM, HIDDEN_SIZE, 1.6)
+    yield linear(f"{prefix}.k_proj.weight", family.attention.kv_heads * HEAD_DIM, HIDDEN_SIZE, 1.6)
+    yield linear(f"{prefix}.v_proj.weight", family.attention.kv_heads * HEAD_DIM, HIDDEN_SIZE, 2.0)
+    yield linear(f"{prefix}.o_proj.weight", HIDDEN_SIZE, QUERY_HEADS * HEAD_DIM, 1.5)

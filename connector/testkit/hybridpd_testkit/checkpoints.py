@@ -53,7 +53,7 @@ def _values(weight: Weight, family: Family, seed: int) -> Array:
     random = np.random.default_rng([seed, stream])
     values = random.standard_normal(weight.shape, dtype=np.float32)
     values = values * np.float32(weight.scale) + np.float32(weight.offset)
-    if weight.name == "lm_head.weight":
+    if weight.name == ("model.embed_tokens.weight" if family.tied else "lm_head.weight"):
         # Logit 0 never wins against hundreds of random ones: no early end, no special token.
         values[: len(SPECIAL_TOKENS)] = 0.0
     result: Array = values.astype(np.float32)

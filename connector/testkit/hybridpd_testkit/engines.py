@@ -88,6 +88,7 @@ class EngineSpec:
     num_blocks: int = 512
     max_model_len: int = 2048
     place: Place = HERE
+    dtype: str = "float32"
 
     def transfer_config(self) -> dict[str, Any] | None:
         """The value of ``--kv-transfer-config``."""
@@ -109,7 +110,7 @@ class EngineSpec:
         return [
             *("--model", str(self.checkpoint), "--served-model-name", "tiny"),
             *("--host", self.place.http_host, "--port", str(port)),
-            *("--dtype", "float32", "--max-model-len", str(self.max_model_len)),
+            *("--dtype", self.dtype, "--max-model-len", str(self.max_model_len)),
             *("--tensor-parallel-size", str(self.tp_size)),
             *("--num-gpu-blocks-override", str(self.num_blocks)),
             # Compiling is not worth it for a model of a megabyte: 3 layers run faster than they

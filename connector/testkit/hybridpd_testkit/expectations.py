@@ -16,8 +16,8 @@ from hybridpd_testkit.tokenizer import SPECIAL_TOKENS
 MAX_TOKENS = 16
 # One token; a few; around a 128-token page (129 leaves it exactly full on D); several pages.
 PROMPT_LENGTHS = (1, 2, 5, 100, 127, 128, 129, 300, 600)
-# The CPU backend stores K with the tokens innermost; it is read in runs of so many tokens.
-K_RUN_TOKENS = 16
+# The CPU kernels store K in runs of 16 tokens; with AMX, V in runs of two.
+RUN_TOKENS = {"vec": (16, 1), "amx": (16, 2)}
 
 
 def random_prompt(length: int, seed: int) -> list[int]:
@@ -45,7 +45,7 @@ def ideal_bytes(reports: Sequence[Mapping[str, Any]], tokens: int) -> int:
     """Bytes that all ranks of D together must receive for the state of ``tokens`` tokens.
 
     From ``WorkerReport.report_cache``: each real state layer whole, each attention layer the
-    tokens that are there (K rounded up to its runs); no padding, no padding slots.
+    tokens that are there (rounded up to whole runs); no padding, no padding slots.
     """
     if tokens == 0:
         return 0
@@ -57,6 +57,5 @@ def _layer_bytes(group: Mapping[str, Any], tokens: int) -> int:
     if group["kind"] == "state":
         sizes = zip(group["shapes"], group["item_bytes"], strict=True)
         return sum(math.prod(shape) * int(item) for shape, item in sizes)
-    k_tokens = math.ceil(tokens / K_RUN_TOKENS) * K_RUN_TOKENS
-    token_bytes = int(group["kv_heads"] * group["head_dim"] * group["item_bytes"])
-    return (k_tokens + tokens) * token_bytes
+    k_and_v = sum(math.ceil(tokens / run) * run for run in RUN_TOKENS[group["isa"]])
+    return k_and_v * int(group["kv_heads"] * group["head_dim"] * group["item_bytes"])

@@ -8,6 +8,7 @@ transfer must move without any code of ours.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -21,11 +22,12 @@ class WorkerReport:
     def report_cache(self) -> dict[str, Any]:
         """Groups, layers, sizes in bytes and placement of this rank's KV cache."""
         config = self.model_runner.kv_cache_config
+        layers = self.vllm_config.compilation_config.static_forward_context
         return {
             "rank": self.rank,
             "num_blocks": config.num_blocks,
             "block_tokens": self.vllm_config.cache_config.block_size,
-            "groups": [_group(group) for group in config.kv_cache_groups],
+            "groups": [_group(group, layers) for group in config.kv_cache_groups],
             "tensors": [
                 {
                     "size": tensor.size,
@@ -69,7 +71,8 @@ class WorkerReport:
         return name
 
 
-def _group(group: Any) -> dict[str, Any]:
+def _group(group: Any, layers: Mapping[str, Any]) -> dict[str, Any]:
+    """``layers``: the modules of the model by the names of their caches."""
     spec = group.kv_cache_spec
     common = {
         "layers": list(group.layer_names),
@@ -86,4 +89,6 @@ def _group(group: Any) -> dict[str, Any]:
         "kv_heads": spec.num_kv_heads,
         "head_dim": spec.head_size,
         "item_bytes": spec.dtype.itemsize,
+        # Which CPU kernel stores keys and values, and so in what order.
+        "isa": getattr(layers[group.layer_names[0]], "isa", None),
     }

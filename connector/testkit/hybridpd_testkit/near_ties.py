@@ -1,0 +1,75 @@
+"""Comparing tokens of a model that computes in bfloat16, where near-ties may fall either way.
+
+Two engines that add the same numbers in another order (another TP size, another batch) get logits
+that differ in the last bits of bfloat16. A greedy token that leads the second by less than that may
+then be another one, and everything behind it too, with no byte in the wrong place. So a difference
+is accepted only where the single engine itself was undecided, the comparison of that prompt ends
+there, and it is counted how much has been compared.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridpd_testkit.engines import Engine
+from hybridpd_testkit.expectations import MAX_TOKENS, prompts
+from hybridpd_testkit.pd_client import completion_request
+
+# The margins of one and the same position at TP 1 and TP 2, single engines, differ by up to 0.19.
+TIE_NATS = 0.25
+# Of the nine prompts so many must be compared over all their tokens, and each over so many.
+FULL_PROMPTS = 6
+LEAST_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What one engine answers by itself: tokens, and by how many nats each led the second."""
+
+    tokens: tuple[int, ...]
+    margins: tuple[float, ...]
+
+    def agreement(self, tokens: Sequence[int]) -> int:
+        """How many tokens are equal from the start.
+
+        ValueError when the first difference is not a near-tie of the reference.
+        """
+        for position, (ours, theirs) in enumerate(zip(self.tokens, tokens, strict=True)):
+            if ours == theirs:
+                continue
+            if self.margins[position] > TIE_NATS:
+                raise ValueError(
+                    f"tokens[{position}]: expected {ours}, which leads by "
+                    f"{self.margins[position]:.3f} nats, got {theirs}"
+                )
+            return position
+        return len(self.tokens)
+
+
+def check_enough(compared: Sequence[int]) -> None:
+    """ValueError when too little was compared to mean anything. ``compared``: tokens a prompt."""
+    full = sum(length == MAX_TOKENS for length in compared)
+    if full < FULL_PROMPTS or min(compared) < LEAST_TOKENS:
+        raise ValueError(
+            f"compared tokens: expected {FULL_PROMPTS} prompts with {MAX_TOKENS} and none below "
+            f"{LEAST_TOKENS}, got {list(compared)}"
+        )
+
+
+@functools.cache
+def references(engine: Engine) -> list[Reference]:
+    """What one engine answers to ``prompts()`` by itself, without any transfer."""
+    return [_reference(engine, prompt) for prompt in prompts()]
+
+
+def _reference(engine: Engine, prompt: list[int]) -> Reference:
+    # Tokens as ids: two tokens may have one text, and would share a key.
+    request = completion_request(prompt, MAX_TOKENS, logprobs=2, return_tokens_as_token_ids=True)
+    (choice,) = engine.post("/v1/completions", request)["choices"]
+    margins = []
+    for top in choice["logprobs"]["top_logprobs"]:
+        first, second = sorted(top.values(), reverse=True)[:2]
+        margins.append(first - second)
+    return Reference(tuple(choice["token_ids"]), tuple(margins))
