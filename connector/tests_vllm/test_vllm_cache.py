@@ -196,7 +196,7 @@ def test_a_cache_that_is_not_where_it_should_be_is_refused(damage, words):
 @pytest.mark.parametrize(
     ("specs", "words"),
     [
-        ({"state": state_spec(mamba_type=MambaAttentionBackendEnum.LINEAR)}, "mamba2"),
+        ({"state": state_spec(mamba_type=MambaAttentionBackendEnum.LINEAR)}, "LINEAR"),
         ({"state": state_spec(shapes=((512, 3), SSM))}, "bytes"),
         ({"state": state_spec(shapes=(CONV, (4, 32, 32)))}, "config.json"),
         ({"attention": attention_spec(SlidingWindowSpec, sliding_window=64)}, "full attention"),

@@ -1,0 +1,152 @@
+"""Every family's bytes between the agents of two engines: one class, run on every agent.
+
+No engine runs. Both sides' caches are laid out by the geometry and lie in memory of their own, one
+agent a rank; P's pages are filled with what a single engine's would hold, D's with noise. After the
+posts of the connector's own tables each section of D must be the single engine's, each byte beside
+it untouched, and the bytes that the agent counted the ones that were predicted.
+
+A test file subclasses ``FamilyBytes`` and says how agents are made.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from geometry_cases import block_count
+from geometry_families import ROWS
+from geometry_reads import wrong_sections
+from geometry_reference import RankMemory, make_state
+
+from hybridpd_connector.agent_api import Agent, Memory, MemoryRegion, ReadState
+from hybridpd_connector.read_tables import RangeTable, row_array, zero_ranges
+from hybridpd_geometry import (
+    CacheLayout,
+    EngineFacts,
+    ReadRequest,
+    RequestBlocks,
+    build_table,
+    layout_of,
+    local_zero_runs,
+    plan_engine,
+    plan_pair,
+    predict,
+)
+
+TP_PAIRS = ((1, 1), (1, 2), (2, 1), (2, 4))
+BLOCKS = {"equal blocks": ((1, 1), (1, 1)), "other blocks": ((3, 2), (2, 4))}
+"""Per side: `--block-size` in units of 16 tokens, and kernel blocks in a block."""
+MAX_POLLS = 5_000_000
+
+_serial = itertools.count()
+
+
+def layout(name: str, tp_size: int, multiple: int, ratio: int) -> CacheLayout:
+    model = ROWS[name].model(name)
+    engine = EngineFacts(tp_size, block_size=16 * multiple)
+    kernel = plan_engine(model, engine).block_tokens // ratio
+    return layout_of(model, dataclasses.replace(engine, kernel_block_tokens=kernel), name)
+
+
+def blocks_of(layout: CacheLayout, tokens: int, first: int) -> RequestBlocks:
+    """Blocks `first`, `first + 1`, ... dealt to the groups in turn, highest first."""
+    groups = []
+    for kind in layout.group_kinds:
+        count = -(-tokens // layout.block_tokens) if kind == "attention" else 1
+        groups.append(tuple(range(first + count - 1, first - 1, -1)))
+        first += count
+    return RequestBlocks(tuple(groups))
+
+
+class Rank:
+    """One rank: its cache in memory, the agent that registered it."""
+
+    def __init__(self, layout: CacheLayout, rank: int, tokens: int, agent: Agent) -> None:
+        memory = RankMemory(layout, rank, block_count(layout, tokens), 0, interleaved=False)
+        memory.base = memory.bytes.ctypes.data
+        bases = tuple(memory.base + base for base in memory.placement.region_bases)
+        memory.placement = dataclasses.replace(memory.placement, region_bases=bases)
+        self.memory = memory
+        self.agent = agent
+        agent.register([MemoryRegion(memory.base, len(memory.bytes))])
+
+    def zero(self, address: int, length: int) -> None:
+        self.memory.bytes[self.memory.span(address, length)] = 0
+
+
+def load(reader: Rank, sources: list[Rank], request: ReadRequest) -> int:
+    """All reads of one rank of D, as the connector posts them; the bytes its agent counted."""
+    plan = plan_pair(sources[0].memory.layout, reader.memory.layout, reader.memory.placement.rank)
+    counted = 0
+    for rank in plan.sources:
+        source = sources[rank]
+        table = build_table(plan, rank, reader.memory.placement, source.memory.placement)
+        peer = reader.agent.add_peer(source.agent.metadata())
+        here = reader.agent.prepare(None, row_array(table.local_rows), Memory.DRAM)
+        there = reader.agent.prepare(peer, row_array(table.remote_rows), Memory.DRAM)
+        ranges = RangeTable(table.local_rows, table.remote_rows).ranges(table.id_batches(request))
+        read = reader.agent.post_ranges(here, there, ranges)
+        for _ in range(MAX_POLLS):
+            state = reader.agent.poll(read)
+            if state is not ReadState.PENDING:
+                break
+            source.agent.take_notifications()
+        assert state is ReadState.DONE
+        counted += reader.agent.telemetry(read).total_bytes
+        assert reader.agent.release_read(read)
+        for prepared in (here, there):
+            reader.agent.release_list(prepared)
+    zeroed = local_zero_runs(plan, request.tokens, request.destination)
+    for address, length in zero_ranges(zeroed, reader.memory.placement):
+        reader.zero(address, length)
+    assert counted == predict(plan, request.tokens).bytes
+    return counted
+
+
+class FamilyBytes:
+    """Subclass this as ``Test...`` and implement ``make_agent``."""
+
+    def make_agent(self, name: str) -> Agent:
+        raise AssertionError("the subclass makes the agent")
+
+    def ranks(self, side: str, layout: CacheLayout, tokens: int) -> list[Rank]:
+        serial = next(_serial)
+        return [
+            Rank(layout, rank, tokens, self.make_agent(f"{side}-{serial}-{rank}"))
+            for rank in range(layout.tp_size)
+        ]
+
+    @pytest.mark.parametrize("blocks", BLOCKS)
+    @pytest.mark.parametrize(("p_tp", "d_tp"), TP_PAIRS)
+    @pytest.mark.parametrize("name", ROWS)
+    def test_every_section_is_a_single_engines(
+        self, name: str, p_tp: int, d_tp: int, blocks: str
+    ) -> None:
+        sides = BLOCKS[blocks]
+        source, destination = layout(name, p_tp, *sides[0]), layout(name, d_tp, *sides[1])
+        tokens = max(source.block_tokens, destination.block_tokens) + 9
+        made = make_state(source, tokens, seed=tokens)
+        request = ReadRequest(
+            tokens, blocks_of(source, tokens, 0), blocks_of(destination, tokens, 1)
+        )
+        p = self.ranks("p", source, tokens)
+        d = self.ranks("d", destination, tokens)
+        for rank in p:
+            rank.memory.write_request(made, request.source)
+        for rank in d:
+            before = rank.memory.bytes.copy()
+            assert load(rank, p, request) > 0
+            assert wrong_sections(rank.memory, made, request.destination) == []
+            changed = rank.memory.bytes != before
+            assert not changed[self.beside(rank, request)].any()
+        for rank in (*d, *p):
+            rank.agent.close()
+
+    def beside(self, rank: Rank, request: ReadRequest) -> np.ndarray:
+        """Which bytes of a rank belong to no page content of the request."""
+        free = np.ones(len(rank.memory.bytes), dtype=bool)
+        for layer in rank.memory.layout.layers:
+            for block in request.destination.groups[layer.group]:
+                at = rank.memory.page_at(layer, block)
+                free[at : at + rank.memory.layout.content_bytes(layer)] = False
+        return free

@@ -1,0 +1,43 @@
+"""Every family's bytes between two engines' ranks, over the in-memory agent.
+
+The same class runs on the real agent in ``connector/tests_vllm/test_vllm_family_bytes.py``.
+"""
+
+import pytest
+from family_bytes import FamilyBytes, Rank, blocks_of, layout, load
+from geometry_reads import wrong_sections
+from geometry_reference import make_state
+
+from hybridpd_connector.agent_api import Agent
+from hybridpd_connector.agent_fake import FakeAgent, FakeNetwork
+from hybridpd_geometry import ReadRequest
+
+
+class TestFakeFamilyBytes(FamilyBytes):
+    network = FakeNetwork()
+
+    def make_agent(self, name: str) -> Agent:
+        return FakeAgent(name, self.network)
+
+
+@pytest.mark.parametrize("section", ["q", "k", "v", "ssm", "kv"])
+def test_a_wrong_byte_is_named_by_its_section(section: str) -> None:
+    """The comparison above sees one wrong byte in any section of any layer."""
+    network = FakeNetwork()
+    source = layout("gdn", 1, 1, 1)
+    tokens = source.block_tokens + 9
+    made = make_state(source, tokens, seed=1)
+    blocks = blocks_of(source, tokens, 0)
+    p, d = (Rank(source, 0, tokens, FakeAgent(name, network)) for name in "pd")
+    p.memory.write_request(made, blocks)
+    load(d, [p], ReadRequest(tokens, blocks, blocks))
+    assert wrong_sections(d.memory, made, blocks) == []
+    layer = next(
+        layer
+        for layer in source.layers
+        if section in {item.section.name for item in layer.sections}
+    )
+    offset = next(i.page_offset for i in layer.sections if i.section.name == section)
+    d.memory.bytes[d.memory.page_at(layer, blocks.groups[layer.group][-1]) + offset] ^= 1
+    (wrong,) = wrong_sections(d.memory, made, blocks)
+    assert wrong.startswith(f"{layer.name}.{section},")
