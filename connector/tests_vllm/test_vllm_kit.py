@@ -11,8 +11,15 @@ from tokenizers import Tokenizer
 from hybridpd_testkit.checkpoint_families import FAMILIES, VOCABULARY_SIZE
 from hybridpd_testkit.checkpoints import write_checkpoint
 from hybridpd_testkit.engines import base_environment
-from hybridpd_testkit.expectations import ideal_bytes
+from hybridpd_testkit.expectations import MAX_TOKENS, ideal_bytes
 from hybridpd_testkit.metrics import parse_metrics
+from hybridpd_testkit.near_ties import (
+    FULL_PROMPTS,
+    LEAST_TOKENS,
+    TIE_NATS,
+    Reference,
+    check_enough,
+)
 from hybridpd_testkit.processes import end_sessions, log_tail, session_members
 from hybridpd_testkit.tokenizer import SPECIAL_TOKENS, tokenizer_documents
 
@@ -33,10 +40,13 @@ def test_vllm_kit_checkpoints_are_the_same_bytes_again(tmp_path, family):
     assert (first / weights).read_bytes() != (other / weights).read_bytes()
 
 
-def test_vllm_kit_special_tokens_never_win(tmp_path):
-    path = write_checkpoint("llama", tmp_path) / "model.safetensors"
+@pytest.mark.parametrize(
+    ("family", "name"), [("llama", "lm_head.weight"), ("lfm2", "model.embed_tokens.weight")]
+)
+def test_vllm_kit_special_tokens_never_win(tmp_path, family, name):
+    path = write_checkpoint(family, tmp_path) / "model.safetensors"
     with safe_open(path, "numpy") as tensors:
-        head = tensors.get_tensor("lm_head.weight")
+        head = tensors.get_tensor(name)
     assert not head[: len(SPECIAL_TOKENS)].any()
     assert head[len(SPECIAL_TOKENS) :].any(axis=1).all()
 
@@ -88,11 +98,34 @@ def test_vllm_kit_ideal_bytes():
         "kv_heads": 1,
         "head_dim": 8,
         "item_bytes": 4,
+        "isa": "vec",
     }
     report = {"groups": [state, attention]}
     # 17 tokens: K in two runs of 16 tokens, V as it is; 32 bytes per token and head.
     assert ideal_bytes([report, report], 17) == 2 * (30 + 40 + 2 * (32 + 17) * 32)
     assert ideal_bytes([report], 0) == 0
+    # With AMX, V in runs of two tokens.
+    report["groups"][1] = {**attention, "isa": "amx"}
+    assert ideal_bytes([report], 17) == 30 + 40 + 2 * (32 + 18) * 32
+
+
+def test_vllm_kit_a_difference_is_accepted_only_at_a_near_tie():
+    reference = Reference((4, 5, 6), (0.9, TIE_NATS, 0.9))
+    assert reference.agreement((4, 5, 6)) == 3
+    assert reference.agreement((4, 9, 9)) == 1
+    for wrong in ((9, 5, 6), (4, 5, 9)):
+        with pytest.raises(ValueError, match=r"which leads by 0.900 nats, got 9"):
+            reference.agreement(wrong)
+
+
+@pytest.mark.parametrize(
+    "compared",
+    [[MAX_TOKENS] * (FULL_PROMPTS - 1) + [LEAST_TOKENS] * 4, [MAX_TOKENS] * 8 + [LEAST_TOKENS - 1]],
+)
+def test_vllm_kit_too_little_compared_is_an_error(compared):
+    with pytest.raises(ValueError, match="compared tokens"):
+        check_enough(compared)
+    check_enough([MAX_TOKENS] * FULL_PROMPTS + [LEAST_TOKENS] * 3)
 
 
 def test_vllm_kit_a_session_ends_with_its_grandchildren():
