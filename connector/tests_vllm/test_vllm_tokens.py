@@ -4,52 +4,29 @@ Every family runs with D's failure policy ``fail``; equal tokens alone would not
 quietly recomputes, so each request also asserts what D counted.
 """
 
-from hybridpd_testkit import near_ties
 from hybridpd_testkit.expectations import MAX_TOKENS, ideal_bytes, prompts, reference_tokens
 from hybridpd_testkit.pd_client import Pair, leases_held, measured, wait_until
 
 KINDS = {(1, 1): ("p1", "d1"), (1, 2): ("p1", "e2"), (2, 1): ("e2", "d1")}
 
 
-def pair_of(pool, family, prefill_tp, decode_tp):
-    """(pair, single engine at TP 1). All engines of a family start together."""
+def check_tokens(pool, family, prefill_tp, decode_tp):
     by_kind = dict(zip(("p1", "d1", "e2"), pool.engines(family, "p1", "d1", "e2"), strict=True))
     pair = Pair(*(by_kind[kind] for kind in KINDS[prefill_tp, decode_tp]))
     assert (pair.prefill.spec.tp_size, pair.decode.spec.tp_size) == (prefill_tp, decode_tp)
     assert pair.decode.spec.failure_policy == "fail"
-    return pair, by_kind["p1"]
-
-
-def loaded_tokens(pair):
-    """The pair's tokens for every prompt, after checking that D loaded all but one token."""
     reports = pair.decode.worker_reports()
-    for prompt in prompts():
+    expected = reference_tokens(by_kind["p1"])
+    for prompt, tokens in zip(prompts(), expected, strict=True):
         answer, counted = measured(pair.decode, lambda p=prompt: pair.complete(p, MAX_TOKENS))
         loaded = len(prompt) - 1
+        assert answer.tokens == tokens, f"{len(prompt)} tokens"
         assert counted.external_tokens == loaded
         assert counted.computed_tokens == 1
         assert counted.read_bytes == ideal_bytes(reports, loaded)
         assert counted.predicted_bytes == counted.read_bytes
         assert (counted.loads, counted.failures, counted.recomputed) == (min(loaded, 1), 0, 0)
-        yield answer.tokens
     wait_until(lambda: leases_held(pair.prefill) == 0, "P has freed every prompt")
-
-
-def check_tokens(pool, family, prefill_tp, decode_tp):
-    pair, single = pair_of(pool, family, prefill_tp, decode_tp)
-    for prompt, tokens, expected in zip(
-        prompts(), loaded_tokens(pair), reference_tokens(single), strict=True
-    ):
-        assert tokens == expected, f"{len(prompt)} tokens"
-
-
-def check_tokens_but_for_ties(pool, family, prefill_tp, decode_tp):
-    """For engines that compute in bfloat16, see ``near_ties``."""
-    pair, single = pair_of(pool, family, prefill_tp, decode_tp)
-    expected = near_ties.references(single)
-    near_ties.check_enough(
-        [one.agreement(tokens) for one, tokens in zip(expected, loaded_tokens(pair), strict=True)]
-    )
 
 
 def test_vllm_tokens_nemotron_h_tp1_to_tp1(pool):
@@ -92,51 +69,6 @@ def test_vllm_tokens_falcon_h1_tp1_to_tp2(pool):
 
 def test_vllm_tokens_falcon_h1_tp2_to_tp1(pool):
     check_tokens(pool, "falcon-h1", 2, 1)
-
-
-def test_vllm_tokens_granite_4_h_tp1_to_tp1(pool):
-    check_tokens(pool, "granite-4-h", 1, 1)
-
-
-def test_vllm_tokens_granite_4_h_tp1_to_tp2(pool):
-    check_tokens(pool, "granite-4-h", 1, 2)
-
-
-def test_vllm_tokens_granite_4_h_tp2_to_tp1(pool):
-    check_tokens(pool, "granite-4-h", 2, 1)
-
-
-# Gated DeltaNet in bfloat16; blocks of 640 tokens on TP 1 and 384 on TP 2.
-
-
-def test_vllm_tokens_qwen3_next_tp1_to_tp1(pool):
-    check_tokens_but_for_ties(pool, "qwen3-next", 1, 1)
-
-
-def test_vllm_tokens_qwen3_next_tp1_to_tp2(pool):
-    check_tokens_but_for_ties(pool, "qwen3-next", 1, 2)
-
-
-def test_vllm_tokens_qwen3_next_tp2_to_tp1(pool):
-    check_tokens_but_for_ties(pool, "qwen3-next", 2, 1)
-
-
-# Short convolutions. One vLLM engine on a CPU gives other tokens at TP 2 than at TP 1, so across
-# TP only what D loads is checked here; connector/tests/family_bytes.py compares the bytes.
-
-
-def test_vllm_tokens_lfm2_tp1_to_tp1(pool):
-    check_tokens(pool, "lfm2", 1, 1)
-
-
-def test_vllm_tokens_lfm2_tp1_to_tp2(pool):
-    pair, _ = pair_of(pool, "lfm2", 1, 2)
-    assert len(list(loaded_tokens(pair))) == len(prompts())
-
-
-def test_vllm_tokens_lfm2_tp2_to_tp1(pool):
-    pair, _ = pair_of(pool, "lfm2", 2, 1)
-    assert len(list(loaded_tokens(pair))) == len(prompts())
 
 
 # Attention only.

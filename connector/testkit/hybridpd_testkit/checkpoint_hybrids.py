@@ -99,7 +99,13 @@ def lfm2_fields(pattern: str) -> dict[str, Any]:
         "model_type": "lfm2",
         "layer_types": layer_types(pattern),
         "norm_eps": 1e-5,
-        "rope_theta": 10000.0,
+        # No dimension is rotated: LFM2's queries have an axis of heads, which vLLM's CPU rotation
+        # takes for tokens, so that tokens would depend on TP size and on how a prompt is cut.
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 1 / 64,
+        },
         "conv_L_cache": SHORT_CONV_KERNEL,
         "conv_bias": False,
         "conv_dim": HIDDEN_SIZE,
