@@ -173,7 +173,8 @@ def test_a_load_waits_for_the_sums_of_both_sides(world):
     p.step()
     d.add("d1", tokens, answer)
     d.schedule("d1")
-    for _ in range(50):
+    until_read(world, d)
+    for _ in range(5):
         world.until(lambda: True)
     assert d.requests["d1"].status == "loading"
     assert d.ranks[0].reading

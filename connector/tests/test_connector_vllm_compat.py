@@ -4,11 +4,13 @@ import types
 
 import pytest
 
+from hybridpd_connector.sum_board import MODES
 from hybridpd_connector.vllm_compat import (
     EngineSettings,
     UnsupportedEngineError,
     check_allocator,
     check_cache_layout,
+    check_choice,
     check_conv_layout,
     check_request_ids,
     check_seconds,
@@ -131,6 +133,19 @@ def test_durations_that_cannot_work_are_refused_at_start(value):
 @pytest.mark.parametrize("value", [1, 6.5, 86400])
 def test_durations_that_work(value):
     assert check_seconds("lease_seconds", value, 1, 86400) == value
+
+
+@pytest.mark.parametrize("value", ["", "ALL", "on", None, True, False, 1, ["all"]])
+def test_a_checksum_mode_that_is_none_is_refused_at_start(value):
+    with pytest.raises(UnsupportedEngineError) as caught:
+        check_choice("checksum", value, MODES)
+    assert caught.value.field == "kv_connector_extra_config.checksum"
+    assert caught.value.expected == "off or sample or all"
+
+
+@pytest.mark.parametrize("value", ["off", "sample", "all"])
+def test_checksum_modes(value):
+    assert check_choice("checksum", value, MODES) == value
 
 
 def test_an_engine_id_that_no_peer_would_accept_is_refused():

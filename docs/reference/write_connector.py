@@ -154,6 +154,7 @@ BAD: tuple[tuple[str, Callable[[], object]], ...] = (
     ("side channel address", lambda: compat.check_side_channel_host("*")),
     ("KV cache layout", lambda: compat.check_cache_layout("NHD")),
     ("a duration", lambda: compat.check_seconds("lease_seconds", 0, 1, 86400)),
+    ("a mode", lambda: compat.check_choice("checksum", "some", ("off", "sample", "all"))),
 )
 
 END = """

@@ -61,6 +61,7 @@ ENTERS: Final[tuple[str, ...]] = (
     "connector.image",
     "connector.lease_seconds",
     "connector.load_failure_policy",
+    "connector.checksum",
     "connector.side_channel_port",
     "connector.side_channel_key_secret",
     "connector.backends",

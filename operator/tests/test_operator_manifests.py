@@ -45,6 +45,7 @@ FULL: dict[str, Any] = {
     "connector": {
         "leaseSeconds": 45,
         "loadFailurePolicy": "Recompute",
+        "checksum": "All",
         "sideChannelKeySecret": {"name": "side-channel"},
     },
     "prefill": {
@@ -145,6 +146,7 @@ def test_the_transfer_config_names_our_connector(role: str, kv_role: str) -> Non
     assert config["kv_role"] == kv_role
     assert config["kv_load_failure_policy"] == "recompute"
     assert config["kv_connector_extra_config"]["lease_seconds"] == 45
+    assert config["kv_connector_extra_config"]["checksum"] == "all"
     assert "engine_id" not in config, "a fixed id would make a restarted engine look like the old"
 
 

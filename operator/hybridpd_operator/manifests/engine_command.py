@@ -43,6 +43,7 @@ def transfer_config(context: Context, role: str) -> dict[str, object]:
         "kv_connector_extra_config": {
             "lease_seconds": connector.lease_seconds,
             "backends": list(connector.backends),
+            **({"checksum": connector.checksum.lower()} if connector.checksum else {}),
             **_key_file(context),
         },
     }
