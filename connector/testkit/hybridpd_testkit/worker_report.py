@@ -70,6 +70,13 @@ class WorkerReport:
         memory.set_(tensor.untyped_storage())[at] ^= 1
         return name
 
+    def report_runner(self) -> dict[str, Any]:
+        """Which model runner this rank has, and whether steps are scheduled asynchronously."""
+        return {
+            "module": type(self.model_runner).__module__,
+            "async_scheduling": bool(self.vllm_config.scheduler_config.async_scheduling),
+        }
+
 
 def _group(group: Any, layers: Mapping[str, Any]) -> dict[str, Any]:
     """``layers``: the modules of the model by the names of their caches."""
