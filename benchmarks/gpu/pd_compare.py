@@ -37,10 +37,17 @@ from pd_cpu import cpu_seconds
 from pd_load import Load, run_load
 from pd_models import write_model
 
-from hybridpd_testkit.engines import SHIPPED, UPSTREAM, Engine, EngineSpec
+from hybridpd_testkit.engines import SHIPPED, UPSTREAM, ConnectorClass, Engine, EngineSpec
 from hybridpd_testkit.metrics import parse_metrics
 
 CONNECTORS = {pd_report.BASE: UPSTREAM, pd_report.OURS: SHIPPED}
+# The same two, noting when their calls happen: for `handover_stages.py`.
+TRACE_MODULE = "hybridpd_testkit.trace_connector"
+TRACED = {
+    pd_report.BASE: ConnectorClass("TracedUpstream", TRACE_MODULE),
+    pd_report.OURS: ConnectorClass("TracedHybrid", TRACE_MODULE),
+}
+TRACE_VARIABLE = "HYBRIDPD_TRACE_DIRECTORY"
 METRICS = (
     "vllm:nixl_bytes_transferred_sum",
     "vllm:nixl_num_descriptors_sum",
@@ -109,8 +116,11 @@ def start(options: argparse.Namespace) -> int:
                 folder,
                 tp_size=tp,
                 role=role,
-                connector=CONNECTORS[name],
-                environment={"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpu, gpu + tp)))},
+                connector=(TRACED if options.trace else CONNECTORS)[name],
+                environment={
+                    "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpu, gpu + tp))),
+                    **({TRACE_VARIABLE: str(options.trace)} if options.trace else {}),
+                },
             )
             engines.append(FullEngine(spec, options.out, options))
             gpu += tp
@@ -274,6 +284,7 @@ def main() -> int:
     parser.add_argument("--model", default="nano64", help="nano, nano64, or small for a rehearsal")
     parser.add_argument("--tp", default="1,1", help="prefill's and decode's TP size")
     parser.add_argument("--layout", choices=("shared", "own"), default="shared")
+    parser.add_argument("--trace", type=Path, help="note calls here, for handover_stages.py")
     parser.add_argument("--stagger-seconds", type=float, default=0.0, help="between two starts")
     parser.add_argument("--connectors", default="in-tree,hybridpd")
     parser.add_argument("--engine-args", help="instead of the memory settings of the layout")

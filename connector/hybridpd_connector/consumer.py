@@ -120,7 +120,7 @@ class ConsumerRank:
                     self._transfers.abort(request_id)
 
     def order(self, loads: Iterable[Load], now: float) -> None:
-        """Loads that ``start`` and ``poll`` will post; refused ones end here."""
+        """Loads that ``start`` will post; refused ones end here."""
         with self._lock:
             for load in loads:
                 self._begin(load, now)
@@ -132,22 +132,18 @@ class ConsumerRank:
             for loading in [item for item in self._loading.values() if item.link is None]:
                 self._try_post(loading, now)
 
-    def watch(self, now: float) -> bool:
+    def look(self, now: float) -> bool:
         """One look at the reads. True: another look in this very step may see one end."""
         with self._lock:
             for outcome in self._transfers.poll(now):
                 self._finish(outcome, now)
             self._take_verdicts(now)
-            return self._transfers.worth_waiting(now)
+            return self._transfers.hopeful
 
-    def poll(self, now: float) -> tuple[frozenset[str], dict[str, str]]:
+    def report(self, now: float) -> tuple[frozenset[str], dict[str, str]]:
         """(requests whose load ended, reasons of those that failed), each named once. A reason may
         have a detail, see ``failure_reasons``."""
         with self._lock:
-            self.start(now)
-            for outcome in self._transfers.poll(now):
-                self._finish(outcome, now)
-            self._take_verdicts(now)
             self._give_up_overdue(now)
             self._wants.end_lingering(now)
             received, failed = frozenset(self._received), dict(self._failed)
@@ -243,6 +239,9 @@ class ConsumerRank:
         loading.link = link
         self._transfers.submit(order.request_id, reads, now + self._timeouts.read)
         self._stats.observe(stats.QUEUE_SECONDS, now - loading.want.arrived_at)
+        # While the bytes are on their way: no read touches what is zeroed here.
+        runs = local_zero_runs(link.plan, remote.tokens, RequestBlocks(order.block_ids))
+        self._local.zero(zero_ranges(runs, self._local.placement))
 
     def _finish(self, outcome: Outcome, now: float) -> None:
         loading = self._loading[outcome.request]
@@ -253,9 +252,6 @@ class ConsumerRank:
             detail = " ".join(filter(None, (outcome.peer, outcome.detail)))
             self._fail(loading, outcome.reason or READ_FAILED, detail, now)
             return
-        tokens = loading.want.remote.tokens
-        runs = local_zero_runs(link.plan, tokens, RequestBlocks(order.block_ids))
-        self._local.zero(zero_ranges(runs, self._local.placement))
         self._record(outcome, loading)
         sequence = loading.want.remote.sequence
         if self._verifier is None or not self._verifier.begin(

@@ -105,9 +105,6 @@ class _Load:
         if broken:
             self.peer, self.peer_broken = peer, True
 
-    def ended(self) -> bool:
-        return all(part.stage is _Stage.ENDED for part in self.parts)
-
     def outcome(self) -> Outcome:
         return Outcome(
             request=self.request,
@@ -130,6 +127,7 @@ class Transfers:
         self._agent = agent
         self._boards = boards
         self._patience = patience or Patience(0.0)
+        self._hopeful = self._late = False
         self._loads: dict[str, _Load] = {}
 
     def __repr__(self) -> str:
@@ -180,44 +178,53 @@ class Transfers:
 
     def poll(self, now: float) -> list[Outcome]:
         """One look at everything pending; the outcomes of loads that have ended."""
-        for load, part in list(self._open_parts()):
-            if part.stage is _Stage.READING:
-                self._watch(part, now)
-                self._poll_read(load, part)
-                self._unwatch(part, _Stage.READING, now)
-            if part.stage is _Stage.CHECKING:
-                self._watch(part, now)
-                self._poll_check(load, part)
-                self._unwatch(part, _Stage.CHECKING, now)
         ended = []
+        self._hopeful = self._late = False
         for request, load in list(self._loads.items()):
-            if load.ended():
+            is_open = False
+            for part in load.parts:
+                is_open |= part.stage is not _Stage.ENDED and self._look(load, part, now)
+            if not is_open:
                 del self._loads[request]
                 ended.append(load.outcome())
             elif now >= load.deadline:
+                self._late = True
                 load.fail(DEADLINE, self._slowest(load))
         return ended
 
-    def worth_waiting(self, now: float) -> bool:
+    @property
+    def hopeful(self) -> bool:
         """Is anything in flight that was begun just now and may well end within this step?"""
-        return any(
-            part.watch is not None and self._patience.lasts(part.watch, now)
-            for _, part in self._open_parts()
-        )
-
-    def _watch(self, part: _Part, now: float) -> None:
-        if part.watch is None:
-            part.watch = self._patience.begin((part.source.peer, part.stage.value), now)
-
-    def _unwatch(self, part: _Part, stage: _Stage, now: float) -> None:
-        if part.stage is not stage and part.watch is not None:
-            self._patience.end(part.watch, now)
-            part.watch = None
+        return self._hopeful
 
     def overdue(self, now: float) -> tuple[str, ...]:
         """Peers whose reads are still in flight after the deadline of their load."""
+        if not self._late:
+            return ()
         peers = (part.source.peer for load, part in self._open_parts() if now >= load.deadline)
         return tuple(dict.fromkeys(peers))
+
+    def _look(self, load: _Load, part: _Part, now: float) -> bool:
+        """Once at a part; twice when its read has just ended and its lease is asked for.
+
+        True while it is open.
+        """
+        for stage, look in (
+            (_Stage.READING, self._poll_read),
+            (_Stage.CHECKING, self._poll_check),
+        ):
+            if part.stage is not stage:
+                continue
+            watch = part.watch
+            if watch is None:
+                watch = part.watch = self._patience.begin((part.source.peer, stage), now)
+            look(load, part)
+            if part.stage is stage:
+                self._hopeful |= watch.worth and self._patience.lasts(watch, now)
+            else:
+                self._patience.end(watch, now)
+                part.watch = None
+        return part.stage is not _Stage.ENDED
 
     def _open_parts(self) -> Iterator[tuple[_Load, _Part]]:
         for load in self._loads.values():

@@ -268,17 +268,21 @@ class WorkerHalf:
         if self._producer is not None:
             sent, expired = self._producer.poll(now)
         if self._consumer is not None:
-            self._wait_briefly(self._consumer, now)
-            received, reasons = self._consumer.poll(self._clock())
+            self._consumer.start(now)
+            received, reasons = self._consumer.report(self._look(self._consumer, now))
         return TransferResults(sent, received, frozenset(reasons)), {**expired, **reasons}
 
-    def _wait_briefly(self, consumer: ConsumerRank, begun: float) -> None:
-        """Reads begun in this step may end in it: their requests then run in the next one."""
+    def _look(self, consumer: ConsumerRank, begun: float) -> float:
+        """Reads begun in this step may end in it: their requests then run in the next one.
+
+        When the last look was.
+        """
         now = begun
-        while consumer.watch(now) and now - begun < self._step_wait_seconds:
+        while consumer.look(now) and now - begun < self._step_wait_seconds:
             # Lets the other threads of this process have the interpreter.
             time.sleep(0)
             now = self._clock()
+        return now
 
     def take_stats(self) -> dict[str, Any] | None:
         """``Stats`` data since the last call; None when nothing has happened."""

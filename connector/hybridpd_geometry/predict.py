@@ -78,13 +78,18 @@ def _descriptors(plan: PairPlan, tokens: int, first_token: int) -> int:
 
 
 def _spread(layout: CacheLayout, tokens: int) -> RequestBlocks:
-    blocks = max(1, ceil_div(tokens, layout.block_tokens))
-    ids = tuple(range(0, 2 * blocks, 2))
-    return RequestBlocks(tuple(ids for _ in layout.group_kinds))
+    # No block twice, as in a real cache: pieces of two groups would be taken as neighbours.
+    span = 2 * max(1, ceil_div(tokens, layout.block_tokens))
+    return RequestBlocks(
+        tuple(
+            tuple(range(span * group, span * (group + 1), 2))
+            for group in range(len(layout.group_kinds))
+        )
+    )
 
 
 def _virtual(layout: CacheLayout, rank: int, tokens: int) -> RankPlacement:
-    blocks = 2 * max(1, ceil_div(tokens, layout.block_tokens))
+    blocks = 2 * max(1, ceil_div(tokens, layout.block_tokens)) * len(layout.group_kinds)
     regions = layout.region_count
     size = blocks * layout.page_bytes
     return RankPlacement(
@@ -106,15 +111,19 @@ def local_zero_runs(plan: PairPlan, tokens: int, destination: RequestBlocks) -> 
     if tokens < 0:
         raise GeometryError("tokens", "zero or more", tokens)
     found: list[ZeroRun] = []
+    index, inside = divmod(tokens, layout.block_tokens)
+    tails: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for pair in plan.attention_pairs:
         layer = pair.destination
         ids = destination.groups[layer.group]
-        index, inside = divmod(tokens, layout.block_tokens)
-        side = attention_side(layout, layer.sections[0])
         for position in range(index, len(ids)):
             start = inside if position == index else 0
+            # Most models have one kind of attention layer: its tails are the same in all of them.
+            key = layer.sections, layer.planes, start
+            if key not in tails:
+                side = attention_side(layout, layer.sections[0])
+                tails[key] = [(run[0], run[1]) for run in tail_runs(side, layer.planes, start)]
             found.extend(
-                ZeroRun(layer.name, ids[position], offset, length)
-                for offset, length in tail_runs(side, layer.planes, start)
+                ZeroRun(layer.name, ids[position], offset, length) for offset, length in tails[key]
             )
     return found
