@@ -27,6 +27,13 @@ test-e2e: ## The operator on the real cluster (or on the one KUBECONFIG names)
 fmt: ## Format and fix what ruff can fix
 	$(IN_CHECK) ruff format . && $(IN_CHECK) ruff check --fix .
 
+bench: ## The connector's costs beside vLLM's own connector, without engines: about two minutes
+	@for program in transfer_costs connector_cpu table_build; do \
+	  echo "# benchmarks/$$program.py"; \
+	  PYTHONPATH="$(CURDIR)/operator:$(CURDIR)/connector:$(CURDIR)/connector/testkit" \
+	    $$($(PYTHON) e2e/tooling/envs.py engine)/bin/python benchmarks/$$program.py || true; \
+	done
+
 ##@ The cluster
 cluster-up: ## Start the one-node cluster; prints the KUBECONFIG to export
 	@$(IN_CHECK) python -m hybridpd_cluster up
@@ -38,4 +45,4 @@ help: ## This text
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
 	  /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo test check test-connector chaos test-e2e fmt cluster-up cluster-down help
+.PHONY: demo test check test-connector chaos test-e2e fmt bench cluster-up cluster-down help
