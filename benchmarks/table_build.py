@@ -16,11 +16,10 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from intree import InTree
-from shapes import NANO, Shape, shape_of
-
 from hybridpd_connector.read_tables import RangeTable, row_array
 from hybridpd_geometry import build_table, plan_pair
+from intree import InTree
+from shapes import NANO, Shape, shape_of
 
 BLOCKS = (1_000, 4_000, 16_000, 64_000)
 REPEATS = 3
@@ -60,7 +59,7 @@ def main() -> int:
     shape = shape_of(NANO, 1)
     print(f"{NANO}, TP 1, both sides of one pair of ranks; CPU ms, kB kept")
     print(f"{'blocks':>8}{'ours ms':>9}{'in-tree ms':>11}{'ratio':>8}"
-          f"{'ours kB':>9}{'in-tree kB':>12}{'ratio':>8}{'ours rows':>11}{'in-tree':>10}")  # fmt: skip
+          f"{'ours kB':>9}{'in-tree kB':>12}{'ratio':>8}{'rows':>6}{'in-tree':>10}")  # fmt: skip
     seen = []
     for blocks in BLOCKS:
         ms, kept, (rows, _, _) = measured(functools.partial(ours, shape, blocks))
@@ -69,7 +68,7 @@ def main() -> int:
         seen.append((count, kept))
         print(f"{blocks:>8}{ms:>9.2f}{their_ms:>11.2f}{ms / their_ms:>8.3f}"
               f"{kept:>9.0f}{their_kept:>12.0f}{kept / their_kept:>8.4f}"
-              f"{count:>11}{len(lists[0]):>10}", flush=True)  # fmt: skip
+              f"{count:>6}{len(lists[0]):>10}", flush=True)  # fmt: skip
     independent = len({count for count, _ in seen}) == 1 and seen[-1][1] < 2 * seen[0][1]
     print(f"\nindependent of the number of blocks: {'yes' if independent else 'no'}")
     return 0 if independent else 1
