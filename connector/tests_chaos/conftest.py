@@ -18,7 +18,8 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Rows that are not asked for are deselected, unless they are named with -k."""
+    """The soak comes last. Rows that are not asked for are deselected, unless named with -k."""
+    items.sort(key=lambda item: item.name == "test_chaos_soak")
     if config.getoption("--failures") == "all" or config.getoption("-k"):
         return
     left = [item for item in items if _row(item) not in (None, *NAMED)]

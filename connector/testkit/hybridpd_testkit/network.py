@@ -127,9 +127,10 @@ class Network:
         _run("ip", "-n", self.wire, "link", "set", "prefill", "up")
 
     def throttle(self, kilobits: int) -> None:
-        """Let so many kilobits a second pass towards decode, and queue the others."""
+        """Let so many kilobits a second pass towards decode. The queue is as short as a real one:
+        acknowledgements that wait behind seconds of data would stop what decode sends."""
         self._unthrottle()
-        rate = ("rate", f"{kilobits}kbit", "burst", "3kb", "latency", "60s")
+        rate = ("rate", f"{kilobits}kbit", "burst", "3kb", "latency", "400ms")
         _run("tc", "-n", self.wire, "qdisc", "add", "dev", "decode", "root", "tbf", *rate)
 
     def _unthrottle(self) -> None:
