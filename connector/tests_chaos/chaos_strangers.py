@@ -16,7 +16,8 @@ from hybridpd_testkit.network import SIDE_CHANNEL_PORT
 from hybridpd_testkit.processes import inside_namespace
 
 # What a ZeroMQ 3.1 peer without security says first: signature, version, mechanism NULL.
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL".ljust(54, b"\x00") + b"\x00"
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(52, b"\x00")
+READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
 CONNECTIONS = 1000
 
 
@@ -94,7 +95,7 @@ def wrong_size(strangers):
     assert strangers.question(bytes(MAX_QUESTION_BYTES + 1)) is None
     strangers.question(b"H")
     # A frame that announces 2^60 bytes.
-    strangers.connect(5, GREETING + b"\x02" + (2**60).to_bytes(8, "big") + bytes(1000))
+    strangers.connect(5, GREETING + READY + b"\x02" + (2**60).to_bytes(8, "big") + bytes(1000))
 
 
 def half_open(strangers):
