@@ -11,7 +11,8 @@ from chaos_stage import ANSWER, HANDSHAKE_SECONDS, Seen, ask
 
 from hybridpd_connector.errors import SideChannelError
 from hybridpd_connector.handshake import MAGIC
-from hybridpd_connector.side_channel import MAX_QUESTION_BYTES, Client
+from hybridpd_connector.side_channel import MAX_QUESTION_BYTES
+from hybridpd_connector.side_channel_client import Client
 from hybridpd_testkit.network import SIDE_CHANNEL_PORT
 from hybridpd_testkit.processes import inside_namespace
 
