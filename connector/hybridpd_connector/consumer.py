@@ -23,6 +23,7 @@ from hybridpd_connector.metadata import Interest, Load
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
 from hybridpd_connector.peers import Address, PeerManager, PeerState
 from hybridpd_connector.read_tables import zero_ranges
+from hybridpd_connector.seals import is_sealed
 from hybridpd_connector.transfers import ABORTED, READ_FAILED, Outcome, SourceRead, Transfers
 from hybridpd_connector.verifier import CHECKSUM_MISMATCH, Verifier
 from hybridpd_connector.wants import PEER_REFUSED, Want, Wants
@@ -35,6 +36,7 @@ from hybridpd_geometry import (
 
 PEER_UNREACHABLE = "peer_unreachable"
 BAD_BLOCKS = "bad_blocks"
+CHANGED_PARAMS = "changed_params"
 UNKNOWN_REQUEST = "unknown_request"
 
 
@@ -223,6 +225,9 @@ class ConsumerRank:
 
     def _post(self, loading: _Loading, link: PeerLink, now: float) -> None:
         order, remote = loading.order, loading.want.remote
+        if not is_sealed(link.seal_key, remote):
+            self._fail(loading, CHANGED_PARAMS, "not what that engine has offered", now)
+            return
         request = _read_request(loading)
         reads: list[SourceRead] = []
         try:

@@ -46,6 +46,12 @@ _ALL = (
         "LoRA adapter and cache salt of both",
     ),
     Reason(
+        "changed_params",
+        "kv_transfer_params are not what the prefill engine offered: their seal is broken",
+        "let the router pass kv_transfer_params of the prefill answer on unchanged; if it does, "
+        "somebody else can write to this engine's port",
+    ),
+    Reason(
         "bad_blocks",
         "the block lists do not fit the caches of the two engines",
         "look for a router that changes remote_block_ids; if there is none, report it as a fault",

@@ -81,7 +81,8 @@ class RankHello:
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-    """A whole engine. ``layout``: ``CacheLayout.to_dict()``; ``ranks``: all of them, in order."""
+    """A whole engine. ``layout``: ``CacheLayout.to_dict()``; ``ranks``: all of them, in order;
+    ``seal_key``: what its offers are sealed with, see ``seals``."""
 
     engine_id: Name
     connector_version: Name
@@ -91,6 +92,9 @@ class Hello:
     lease_seconds: Annotated[int, msgspec.Meta(ge=1, le=24 * 3600)]
     layout: dict[str, Any]
     ranks: Annotated[tuple[RankHello, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
+    seal_key: Annotated[bytes, msgspec.Meta(max_length=64)] = dataclasses.field(
+        default=b"", repr=False
+    )
 
 
 class _Question(msgspec.Struct, forbid_unknown_fields=True):

@@ -63,7 +63,7 @@ class LinkSums:
 class PeerLink:
     """A P engine as this rank uses it. ``peers``: agent names of all its ranks, in rank order.
     ``met``: what is known of its speed, where that is measured. ``sums`` is None when checksums
-    are off here, or cannot be compared.
+    are off here, or cannot be compared. ``seal_key``: what its offers are sealed with.
     """
 
     engine_id: str
@@ -73,6 +73,7 @@ class PeerLink:
     sources: tuple[SourceLink, ...]
     met: Met | None = None
     sums: LinkSums | None = None
+    seal_key: bytes = dataclasses.field(default=b"", repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +139,10 @@ class LinkBuilder:
             met = self._meet(hello, address, placements, sources)
             undo.pop_all()
         logger.info("ready to read from %s (ranks %s)", describe(hello), plan.sources)
-        return PeerLink(hello.engine_id, hello.lease_seconds, plan, peers, sources, met, sums)
+        return PeerLink(
+            *(hello.engine_id, hello.lease_seconds, plan, peers, sources, met, sums),
+            seal_key=hello.seal_key,
+        )
 
     def take_apart(self, link: PeerLink) -> None:
         """Give back everything of a link that no read uses any more."""

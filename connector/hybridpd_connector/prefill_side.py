@@ -12,6 +12,7 @@ from hybridpd_connector.failure_reasons import split
 from hybridpd_connector.metadata import GroupFacts, Pin, RequestFacts
 from hybridpd_connector.request_blocks import Identity, facts_digest, parent_of, transfer_blocks
 from hybridpd_connector.request_state import Prefill, PrefillEvent, next_prefill
+from hybridpd_connector.seals import sealed
 from hybridpd_connector.transfer_params import RemotePrefill, answer
 
 logger = logging.getLogger(__name__)
@@ -145,20 +146,19 @@ class PrefillSide:
         self, request_id: str, item: _Prefilled, blocks: tuple[tuple[int, ...], ...]
     ) -> Answer:
         self._sequence += 1
-        return answer(
-            RemotePrefill(
-                engine_id=self._identity.engine_id,
-                request_id=request_id,
-                host=self._identity.host,
-                port=self._identity.port,
-                block_ids=blocks,
-                tp_size=self._identity.tp_size,
-                tokens=item.tokens,
-                digest=item.digest,
-                lease_seconds=self._identity.lease_seconds,
-                sequence=self._sequence,
-            )
+        offer = RemotePrefill(
+            engine_id=self._identity.engine_id,
+            request_id=request_id,
+            host=self._identity.host,
+            port=self._identity.port,
+            block_ids=blocks,
+            tp_size=self._identity.tp_size,
+            tokens=item.tokens,
+            digest=item.digest,
+            lease_seconds=self._identity.lease_seconds,
+            sequence=self._sequence,
         )
+        return answer(sealed(self._identity.seal_key, offer))
 
     def _move(self, request_id: str, event: PrefillEvent) -> None:
         item = self._requests[request_id]

@@ -16,7 +16,8 @@ _CHILD = re.compile(r"\d+_(.+)", re.DOTALL)
 class Identity:
     """This engine, as its peers address it. ``role``: producer, consumer or both.
 
-    ``checksum_every``: every n-th prefill is summed, 0 for none.
+    ``checksum_every``: every n-th prefill is summed, 0 for none. ``seal_key``: the secret that
+    this process seals its offers with, see ``seals``.
     """
 
     engine_id: str
@@ -26,6 +27,7 @@ class Identity:
     role: str
     lease_seconds: int
     checksum_every: int = 0
+    seal_key: bytes = dataclasses.field(default=b"", repr=False)
 
     @property
     def produces(self) -> bool:

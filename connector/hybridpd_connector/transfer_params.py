@@ -7,7 +7,7 @@ vllm-router and the llm-d sidecar relay verbatim; ours are under ``hybridpd``.
     router -> P   {"do_remote_decode": true, "do_remote_prefill": false, ...: null}
     P -> D        {"do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": ...,
                    "hybridpd": {"v": 1, "tokens": N-1, "digest": hex, "lease_seconds": s,
-                                "sequence": n}}
+                                "sequence": n, "seal": hex}}
 """
 
 import dataclasses
@@ -38,7 +38,8 @@ class RemotePrefill:
     """Where the state of a prompt lies: P's answer to a prefill, D's order to load.
 
     ``block_ids``: per KV-cache group of P, logical block ids. ``tokens``: N-1, the tokens whose
-    state is there. ``sequence``: P's number of this lease, for its lease board.
+    state is there. ``sequence``: P's number of this lease, for its lease board. ``seal``: see
+    ``seals``.
     """
 
     engine_id: str
@@ -51,6 +52,7 @@ class RemotePrefill:
     digest: str
     lease_seconds: int
     sequence: int
+    seal: str = ""
 
 
 def wants_prefill(params: object) -> bool:
@@ -87,6 +89,7 @@ def parse_decode(params: object) -> RemotePrefill | None:
         digest=_digest(ours, "digest"),
         lease_seconds=_integer(ours, "lease_seconds", 1, MAX_LEASE_SECONDS, "hybridpd."),
         sequence=_integer(ours, "sequence", 1, MAX_SEQUENCE, "hybridpd."),
+        seal=_digest(ours, "seal"),
     )
 
 
@@ -107,6 +110,7 @@ def answer(prefill: RemotePrefill) -> dict[str, Any]:
             "digest": prefill.digest,
             "lease_seconds": prefill.lease_seconds,
             "sequence": prefill.sequence,
+            "seal": prefill.seal,
         },
     }
     parse_decode(params)

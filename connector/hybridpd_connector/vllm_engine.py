@@ -6,6 +6,7 @@ imported when vLLM builds a connector, not when it looks at the class.
 
 import logging
 import os
+import secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from hybridpd_connector.handshake import Hello, RankHello, Responder
 from hybridpd_connector.host_facts import read_host_facts
 from hybridpd_connector.request_blocks import Identity
 from hybridpd_connector.scheduler_side import SchedulerHalf
+from hybridpd_connector.seals import KEY_BYTES
 from hybridpd_connector.side_channel import Server
 from hybridpd_connector.side_channel_client import Client
 from hybridpd_connector.side_channel_keys import FIELD as KEY_FILE
@@ -82,6 +84,7 @@ class SchedulerSide:
             role=settings.role,
             lease_seconds=lease_seconds_of(vllm_config),
             checksum_every=checksum_every_of(vllm_config),
+            seal_key=secrets.token_bytes(KEY_BYTES),
         )
         self.group_ids = tuple(index for index, _ in transfer_groups(kv_cache_config))
         self.half = SchedulerHalf(self.identity, group_facts(kv_cache_config))
@@ -115,6 +118,7 @@ class SchedulerSide:
                 lease_seconds=self.identity.lease_seconds,
                 layout=layout,
                 ranks=tuple(part[0] for part in parts),
+                seal_key=self.identity.seal_key,
             )
         )
 

@@ -14,7 +14,10 @@ from hybridpd_connector import sum_board
 from hybridpd_connector.agent_fake import FakeAgent, FakeNetwork
 from hybridpd_connector.errors import WireError
 from hybridpd_connector.handshake import decode_answer, encode_hello, encode_question
+from hybridpd_connector.seals import sealed
 from hybridpd_connector.sum_board import MODES, SumReader, seal_of, slot_of
+from hybridpd_connector.transfer_params import answer as make_answer
+from hybridpd_connector.transfer_params import parse_decode
 from hybridpd_geometry import EngineFacts, RankSums, layout_of
 
 
@@ -152,14 +155,15 @@ def test_a_byte_that_changed_is_a_failed_load(world, policy, kind, d_tp, caplog)
 
 
 def test_blocks_of_another_request_are_a_failed_load(world):
-    """The router, or whoever wrote the params, names blocks that hold something else."""
+    """Prefill itself, by a mistake, names blocks that hold something else."""
     p, d = pair_of(world)
     tokens, answer, _ = prefilled(p, 40, "p1", seed=1)
     _, other, _ = prefilled(p, 40, "p2", seed=2)
     for group in range(len(p.layout.group_kinds)):
         blocks = list(answer["remote_block_ids"])
         blocks[group] = other["remote_block_ids"][group]
-        d.add(f"d{group}", tokens, {**answer, "remote_block_ids": blocks})
+        offer = parse_decode({**answer, "remote_block_ids": blocks})
+        d.add(f"d{group}", tokens, make_answer(sealed(b"", offer)))
         loaded(world, d, f"d{group}")
         assert d.reasons[f"d{group}"] in ("checksum_mismatch", "already_released")
     assert results(d) == {"different": 1}

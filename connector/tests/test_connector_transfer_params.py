@@ -31,6 +31,7 @@ PREFILL = RemotePrefill(
     digest="0123456789abcdef" * 4,
     lease_seconds=30,
     sequence=17,
+    seal="fedcba9876543210" * 4,
 )
 ASKED_OF_PREFILL = {
     "do_remote_decode": True,
@@ -67,6 +68,7 @@ KEYS = (
     "hybridpd.digest",
     "hybridpd.lease_seconds",
     "hybridpd.sequence",
+    "hybridpd.seal",
 )
 
 

@@ -5,6 +5,10 @@ import pytest
 from connector_engines import DENSE, HYBRID, LEASE_SECONDS, ONE_GROUP, TO_PREFILL, World
 from geometry_reference import make_state
 
+from hybridpd_connector.seals import sealed
+from hybridpd_connector.transfer_params import answer as make_answer
+from hybridpd_connector.transfer_params import parse_decode
+
 
 @pytest.fixture
 def world():
@@ -206,9 +210,38 @@ def test_block_ids_of_a_peer_are_checked(world, blocks):
     p = world.engine("p", "producer")
     d = world.engine("d", "consumer")
     tokens, answer, _ = prefilled(p, 40)
-    d.add("d1", tokens, {**answer, "remote_block_ids": blocks})
+    offer = parse_decode({**answer, "remote_block_ids": blocks})
+    d.add("d1", tokens, make_answer(sealed(b"", offer)))
     loaded(world, d, "d1")
     assert d.reasons["d1"] == "bad_blocks"
+    world.until(lambda: all_free(d) and all_free(p))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"remote_block_ids": [[3], [5], [6], [7]]},
+        {"remote_request_id": "p2"},
+        {"tp_size": 2},
+        {"lease_seconds": 3600},
+        {"sequence": 2},
+        {"seal": "0" * 64},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_was_changed_on_the_way_is_not_read(world, change):
+    """Nobody between the engines chooses which blocks are read, not even valid ones."""
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    tokens, answer, _ = prefilled(p, 40)
+    ours = {key: change[key] for key in change if key in answer["hybridpd"]}
+    outer = {key: change[key] for key in change if key not in ours}
+    d.add("d1", tokens, {**answer, **outer, "hybridpd": {**answer["hybridpd"], **ours}})
+    loaded(world, d, "d1")
+    assert d.reasons["d1"] == "changed_params"
+    assert d.ranks[0].take_stats()["counts"].get("read_bytes", 0) == 0
+    p.step()  # a renewal that has arrived counts from when it is seen
+    world.now += LEASE_SECONDS + 1
     world.until(lambda: all_free(d) and all_free(p))
 
 

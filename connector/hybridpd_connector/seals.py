@@ -1,0 +1,51 @@
+"""Seals: D reads what P has offered, and nothing that somebody on the way has made of it.
+
+``kv_transfer_params`` travel through routers, and in some setups through clients. Whoever changes
+block ids in them could make D decode from another request's state. P therefore seals what it
+offers with a secret of its process (HMAC-SHA256), which only D learns, in the handshake; D compares
+before it posts a read. Host and port stay outside: they only say whom to ask, and a service mesh
+may rewrite them.
+"""
+
+import dataclasses
+import hmac
+import sys
+from array import array
+
+from hybridpd_connector.transfer_params import RemotePrefill
+
+KEY_BYTES = 32
+_TAG = b"hybridpd-params-1"
+
+
+def seal_of(key: bytes, prefill: RemotePrefill) -> str:
+    """The seal (64 hex digits) of everything that says which bytes are read.
+
+    Every part is written after its length: no two different offers give the same bytes.
+    """
+    state = hmac.new(key, _TAG, "sha256")
+    for text in (prefill.engine_id, prefill.request_id, prefill.digest):
+        raw = text.encode("utf-8", "surrogatepass")
+        state.update(_numbers((len(raw),)) + raw)
+    numbers = (prefill.tp_size, prefill.tokens, prefill.lease_seconds, prefill.sequence)
+    state.update(_numbers((*numbers, len(prefill.block_ids))))
+    for group in prefill.block_ids:
+        state.update(_numbers((len(group), *group)))
+    return state.hexdigest()
+
+
+def sealed(key: bytes, prefill: RemotePrefill) -> RemotePrefill:
+    """The same with its seal."""
+    return dataclasses.replace(prefill, seal=seal_of(key, prefill))
+
+
+def is_sealed(key: bytes, prefill: RemotePrefill) -> bool:
+    """Has the owner of ``key`` offered exactly this?"""
+    return hmac.compare_digest(prefill.seal, seal_of(key, prefill))
+
+
+def _numbers(values: tuple[int, ...]) -> bytes:
+    packed = array("q", values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
