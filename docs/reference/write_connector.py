@@ -54,7 +54,8 @@ Router to P, with `max_tokens` 1 (all other keys may be there with null):
     {"do_remote_decode": true, "do_remote_prefill": false}
 
 P's answer, which the router sends to D unchanged. `remote_block_ids` has one list per KV-cache
-group, `tokens` is the prompt's length less one, `sequence` numbers P's leases:
+group, `tokens` is the prompt's length less one, `sequence` numbers P's leases,
+`seal` shows that nobody has changed them since:
 
 """
 
@@ -185,9 +186,10 @@ def example() -> str:
         digest="0" * 64,
         lease_seconds=30,
         sequence=17,
+        seal="0" * 64,
     )
     params = transfer_params.answer(prefill)
-    params["hybridpd"]["digest"] = "<64 hex digits>"
+    params["hybridpd"]["digest"] = params["hybridpd"]["seal"] = "<64 hex digits>"
     lines = [f'"{key}": {json.dumps(value)}' for key, value in params.items()]
     return "    {" + ",\n     ".join(lines) + "}\n"
 
