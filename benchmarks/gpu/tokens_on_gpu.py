@@ -27,15 +27,19 @@ def parse_pair(text: str) -> tuple[int, int]:
     return int(prefill_tp), int(decode_tp)
 
 
-def gpu_spec(name: str, checkpoint: Path, gpus: str, role: str | None) -> EngineSpec:
-    """An engine on the GPUs named; vLLM will not start while a neighbour frees memory."""
+def gpu_spec(
+    name: str, checkpoint: Path, gpus: str, role: str | None, checksum: str = "off"
+) -> EngineSpec:
+    """An engine on the GPUs named. Memory is stated, not measured: measuring fails while a
+    neighbour on the same GPU starts or ends."""
     return EngineSpec(
         name,
         checkpoint,
         tp_size=gpus.count(",") + 1,
         role=role,
+        extra_config={"checksum": checksum},
         environment={"CUDA_VISIBLE_DEVICES": gpus},
-        arguments=("--gpu-memory-utilization", "0.1"),
+        arguments=("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", "2G"),
         num_blocks=64,
     )
 
@@ -45,12 +49,14 @@ def gpu_list(first: int, count: int, available: int) -> str:
     return ",".join(str((first + i) % available) for i in range(count))
 
 
-def try_pair(checkpoint: Path, tps: tuple[int, int], gpus: int, logs: Path) -> dict[str, Any]:
+def try_pair(
+    checkpoint: Path, tps: tuple[int, int], gpus: int, logs: Path, checksum: str
+) -> dict[str, Any]:
     """Start one engine, P and D; compare all prompts. Keys: lengths, equal, bytes_as_predicted."""
     specs = [
         gpu_spec("single", checkpoint, gpu_list(gpus - 1, 1, gpus), None),
-        gpu_spec("p", checkpoint, gpu_list(0, tps[0], gpus), "kv_producer"),
-        gpu_spec("d", checkpoint, gpu_list(tps[0], tps[1], gpus), "kv_consumer"),
+        gpu_spec("p", checkpoint, gpu_list(0, tps[0], gpus), "kv_producer", checksum),
+        gpu_spec("d", checkpoint, gpu_list(tps[0], tps[1], gpus), "kv_consumer", checksum),
     ]
     equal = loaded = bytes_equal = 0
     lengths, wrong = [], []
@@ -82,6 +88,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=2, help="GPUs on this machine")
     parser.add_argument("--families", default="nemotron-h,falcon-h1,llama")
     parser.add_argument("--pairs", default="1-1,1-2,2-1", help="prefill-decode TP sizes")
+    parser.add_argument("--checksum", default="all", help="off, sample or all, on P and on D")
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "gpu-tokens")
     arguments = parser.parse_args()
     failed = False
@@ -90,7 +97,7 @@ def main() -> int:
         write_checkpoint(family, checkpoint)
         for tps in (parse_pair(text) for text in arguments.pairs.split(",")):
             logs = arguments.out / f"{family}-{tps[0]}-{tps[1]}"
-            result = try_pair(checkpoint, tps, arguments.gpus, logs)
+            result = try_pair(checkpoint, tps, arguments.gpus, logs, arguments.checksum)
             count = len(result["lengths"])
             good = all(result[k] == count for k in ("equal", "loaded", "bytes_as_predicted"))
             failed = failed or not good
