@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridpd_testkit.checkpoints import write_checkpoint
-from hybridpd_testkit.engines import EngineSpec, running
+from hybridpd_testkit.engines import Engine, EngineSpec, running
 from hybridpd_testkit.expectations import MAX_TOKENS, prompts
 from hybridpd_testkit.pd_client import Pair, complete, measured, require_nothing_left
 
@@ -49,6 +49,13 @@ def gpu_list(first: int, count: int, available: int) -> str:
     return ",".join(str((first + i) % available) for i in range(count))
 
 
+def checksums_of(decode: Engine) -> dict[str, int]:
+    """Loads that D's ranks compared with P's sums, by result."""
+    samples = decode.metrics().samples
+    name = "hybridpd_checksums_total"
+    return {dict(key[1])["result"]: int(value) for key, value in samples.items() if key[0] == name}
+
+
 def try_pair(
     checkpoint: Path, tps: tuple[int, int], gpus: int, logs: Path, checksum: str
 ) -> dict[str, Any]:
@@ -73,11 +80,13 @@ def try_pair(
             if not same:
                 wrong.append({"length": len(prompt), "one": expected, "pd": answer.tokens})
         require_nothing_left(prefill)
+        checksums = checksums_of(decode)
     return {
         "lengths": lengths,
         "equal": equal,
         "loaded": loaded,
         "bytes_as_predicted": bytes_equal,
+        "checksums": checksums,
         "wrong": wrong[:2],
     }
 
@@ -100,6 +109,10 @@ def main() -> int:
             result = try_pair(checkpoint, tps, arguments.gpus, logs, arguments.checksum)
             count = len(result["lengths"])
             good = all(result[k] == count for k in ("equal", "loaded", "bytes_as_predicted"))
+            if arguments.checksum == "all":
+                compared = sum(length > 1 for length in result["lengths"]) * tps[1]
+                good = good and result["checksums"].get("ok", 0) == compared
+                good = good and sum(result["checksums"].values()) == compared
             failed = failed or not good
             print(json.dumps({"family": family, "tp": tps, "ok": good, **result}), flush=True)
     return 1 if failed else 0
