@@ -13,7 +13,7 @@ import itertools
 
 import numpy as np
 import pytest
-from geometry_cases import block_count
+from geometry_cases import block_count, dealt_blocks
 from geometry_families import ROWS
 from geometry_reads import wrong_sections
 from geometry_reference import RankMemory, make_state
@@ -24,7 +24,6 @@ from hybridpd_geometry import (
     CacheLayout,
     EngineFacts,
     ReadRequest,
-    RequestBlocks,
     build_table,
     layout_of,
     local_zero_runs,
@@ -46,16 +45,6 @@ def layout(name: str, tp_size: int, multiple: int, ratio: int) -> CacheLayout:
     engine = EngineFacts(tp_size, block_size=16 * multiple)
     kernel = plan_engine(model, engine).block_tokens // ratio
     return layout_of(model, dataclasses.replace(engine, kernel_block_tokens=kernel), name)
-
-
-def blocks_of(layout: CacheLayout, tokens: int, first: int) -> RequestBlocks:
-    """Blocks `first`, `first + 1`, ... dealt to the groups in turn, highest first."""
-    groups = []
-    for kind in layout.group_kinds:
-        count = -(-tokens // layout.block_tokens) if kind == "attention" else 1
-        groups.append(tuple(range(first + count - 1, first - 1, -1)))
-        first += count
-    return RequestBlocks(tuple(groups))
 
 
 class Rank:
@@ -127,7 +116,7 @@ class FamilyBytes:
         tokens = max(source.block_tokens, destination.block_tokens) + 9
         made = make_state(source, tokens, seed=tokens)
         request = ReadRequest(
-            tokens, blocks_of(source, tokens, 0), blocks_of(destination, tokens, 1)
+            tokens, dealt_blocks(source, tokens, 0), dealt_blocks(destination, tokens, 1)
         )
         p = self.ranks("p", source, tokens)
         d = self.ranks("d", destination, tokens)

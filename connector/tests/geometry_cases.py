@@ -135,6 +135,16 @@ def request_blocks(
     return RequestBlocks(tuple(per_group))
 
 
+def dealt_blocks(layout: CacheLayout, tokens: int, first: int) -> RequestBlocks:
+    """Blocks `first`, `first + 1`, ... dealt to the groups in turn, highest first."""
+    groups = []
+    for kind in layout.group_kinds:
+        count = -(-tokens // layout.block_tokens) if kind == "attention" else 1
+        groups.append(tuple(range(first + count - 1, first - 1, -1)))
+        first += count
+    return RequestBlocks(tuple(groups))
+
+
 def block_count(layout: CacheLayout, tokens: int) -> int:
     """Blocks a memory needs for a request, with one spare per attention group and one unused."""
     per_attention = -(-tokens // layout.block_tokens) + 1

@@ -4,7 +4,8 @@ The same class runs on the real agent in ``connector/tests_vllm/test_vllm_family
 """
 
 import pytest
-from family_bytes import FamilyBytes, Rank, blocks_of, layout, load
+from family_bytes import FamilyBytes, Rank, layout, load
+from geometry_cases import dealt_blocks
 from geometry_reads import wrong_sections
 from geometry_reference import make_state
 
@@ -27,7 +28,7 @@ def test_a_wrong_byte_is_named_by_its_section(section: str) -> None:
     source = layout("gdn", 1, 1, 1)
     tokens = source.block_tokens + 9
     made = make_state(source, tokens, seed=1)
-    blocks = blocks_of(source, tokens, 0)
+    blocks = dealt_blocks(source, tokens, 0)
     p, d = (Rank(source, 0, tokens, FakeAgent(name, network)) for name in "pd")
     p.memory.write_request(made, blocks)
     load(d, [p], ReadRequest(tokens, blocks, blocks))

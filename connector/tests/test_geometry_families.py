@@ -10,7 +10,7 @@ from itertools import cycle, product
 from typing import NamedTuple
 
 import pytest
-from geometry_cases import block_count
+from geometry_cases import block_count, dealt_blocks
 from geometry_families import ROWS, TP_SIZES
 from geometry_reads import check_pages, memories, read_all, zero_tails
 from geometry_reference import make_state
@@ -23,9 +23,11 @@ from hybridpd_geometry import (
     ModelFacts,
     ReadRequest,
     RequestBlocks,
+    build_table,
     layout_of,
     legal_tp_sizes,
     plan_engine,
+    plan_pair,
 )
 
 ALIGNMENTS = (16, 64, 128)
@@ -42,7 +44,9 @@ VARIANTS: dict[str, tuple[Blocks, Blocks]] = {
     "equal": (Blocks(), Blocks()),
     "larger on the source, kernel blocks on the destination": (Blocks(3), Blocks(ratio=4)),
     "larger on the destination, kernel blocks on the source": (Blocks(ratio=2), Blocks(3)),
-    "kernel blocks of other sizes on both": (Blocks(3, ratio=2), Blocks(2, ratio=4)),
+    # Kernel blocks of 24 and 16 tokens at A = 16: borders of either side inside the other's.
+    "kernel borders inside the destination's": (Blocks(3, ratio=2), Blocks(2, ratio=2)),
+    "kernel borders inside the source's": (Blocks(2, ratio=2), Blocks(3, ratio=2)),
 }
 
 
@@ -61,21 +65,11 @@ def layout(model: ModelFacts, tp_size: int, alignment: int, blocks: Blocks) -> C
     return layout_of(model, kernel, model.name)
 
 
-def consecutive(layout: CacheLayout, tokens: int, first: int) -> RequestBlocks:
-    """Block ids `first`, `first + 1`, ... dealt to the groups in turn, highest first."""
-    groups = []
-    for kind in layout.group_kinds:
-        count = -(-tokens // layout.block_tokens) if kind == "attention" else 1
-        groups.append(tuple(range(first + count - 1, first - 1, -1)))
-        first += count
-    return RequestBlocks(tuple(groups))
-
-
 def check_read(source: CacheLayout, destination: CacheLayout, tokens: int) -> None:
     """All of `destination`'s ranks read a request and hold what a single engine would."""
     made = make_state(source, tokens, seed=tokens)
-    source_blocks = consecutive(source, tokens, 0)
-    blocks = consecutive(destination, tokens, 1)
+    source_blocks = dealt_blocks(source, tokens, 0)
+    blocks = dealt_blocks(destination, tokens, 1)
     assert max(map(max, blocks.groups)) < block_count(destination, tokens)
     origin = memories(source, tokens, 1 << 32)
     for memory in origin:
@@ -104,7 +98,7 @@ CASES = [(name, tp) for name, row in ROWS.items() for tp in product(row.tp_sizes
 @pytest.mark.parametrize(("name", "tp_sizes"), CASES, ids=lambda v: str(v).replace(" ", ""))
 def test_pages_equal_a_single_engines(name: str, tp_sizes: tuple[int, int]) -> None:
     model = ROWS[name].model(name)
-    # Each variant meets each alignment in some pairs of sizes; all twelve each time are too many.
+    # Each variant meets each alignment in some pairs of sizes; all fifteen each time are too many.
     alignments = cycle(ALIGNMENTS)
     for _ in range(sum(tp_sizes) % len(ALIGNMENTS)):
         next(alignments)
@@ -114,6 +108,30 @@ def test_pages_equal_a_single_engines(name: str, tp_sizes: tuple[int, int]) -> N
         )
         tokens = max(source.block_tokens, destination.block_tokens) + alignment // 2 + 1
         check_read(source, destination, tokens)
+
+
+def test_of_a_state_group_only_the_last_block_is_read() -> None:
+    """Prefix caching leaves null blocks before the one that bears the state."""
+    model = ROWS["gdn"].model("gdn")
+    source, destination = (layout(model, tp, 16, Blocks()) for tp in (1, 2))
+    plan = plan_pair(source, destination, 1)
+    memory = [memories(side, 9, 1 << shift) for side, shift in ((source, 32), (destination, 40))]
+    table = build_table(plan, 0, memory[1][1].placement, memory[0][0].placement)
+    read = []
+    for before in ((), (0, 0)):
+        ids = (
+            RequestBlocks(
+                tuple(
+                    (*before, first) if kind == "state" else (first,)
+                    for first, kind in enumerate(side.group_kinds, start=1)
+                )
+            )
+            for side in (source, destination)
+        )
+        request = ReadRequest(9, *ids)
+        read.append((list(plan.request_runs(0, request)), table.id_runs(request)))
+    assert read[0] == read[1]
+    assert any(run.layer.endswith("state") for run in read[0][0])
 
 
 class Side(NamedTuple):

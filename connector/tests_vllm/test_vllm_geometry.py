@@ -73,6 +73,16 @@ def test_every_published_model_is_asked_at_tp_1_and_2():
     }
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_config_as_the_engine_holds_it_gives_the_same_facts(name, vllm_says):
+    """The connector has no config.json: it reads vLLM's object, made by vLLM's or transformers'
+    class, which renames fields and fills in others."""
+    read = facts_from_config(vllm_says[f"{name}-tp1-a16"]["text_config"])
+    ours = facts_from_config(CONFIGS[name])
+    for field in ("attention_layers", "state_layers", "attention", "state"):
+        assert getattr(read, field) == getattr(ours, field), field
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_sizes_groups_and_tensors(case, vllm_says):
     name, engine = CASES[case]

@@ -209,6 +209,7 @@ def plan(model, case):
         "groups": [group.layer_names for group in groups],
         "page_bytes": sorted({group.kv_cache_spec.page_size_bytes for group in groups}),
         "num_blocks": made.num_blocks,
+        "text_config": model.hf_text_config.to_dict(),
         "tensors": [
             [tensor.size, list(tensor.layers), tensor.layer_stride, tensor.block_stride]
             for tensor in made.kv_cache_tensors
@@ -231,7 +232,7 @@ def main():
                 model=str(folder), skip_tokenizer_init=True, max_model_len=1024
             )
         answers.append(plan(models[text], case))
-    print("ANSWER" + json.dumps(answers))
+    print("ANSWER" + json.dumps(answers, default=str))
 
 
 if __name__ == "__main__":
