@@ -111,8 +111,8 @@ def try_allocator(checkpoint: Path, out: Path, variable: str) -> dict[str, Any]:
     except EngineFailedError:
         refused = True
     log = (out / f"{spec.name}.log").read_text(errors="replace")
-    sentences = [line for line in log.splitlines() if "no expandable_segments:True" in line]
-    said = sentences[-1][-300:] if sentences else ""
+    sentences = [line for line in log.splitlines() if variable in line and "expandable" in line]
+    said = sentences[-1][:400] if sentences else ""
     return {"row": variable, "refused": refused, "said": said}
 
 
