@@ -27,7 +27,7 @@ ROWS: tuple[tuple[str, tuple[str, ...], float, int], ...] = (
     ("post, ms", ("hybridpd_post_seconds_sum", "vllm:nixl_post_time_seconds_sum"), 1e3, 3),
     (
         "post to noticed, ms",
-        ("hybridpd_transfer_seconds_sum", "vllm:nixl_xfer_time_seconds_sum"),
+        ("hybridpd_until_noticed_seconds_sum", "vllm:nixl_xfer_time_seconds_sum"),
         1e3,
         3,
     ),
