@@ -76,6 +76,7 @@ class LinkWatch:
         self._lock = threading.Lock()
         self._met: dict[str, Met] = {}
         self._told: dict[str, LinkValue] = {}
+        self._news = False
         self._warned: dict[tuple[str, str], None] = {}
         self._refresh: threading.Thread | None = None
 
@@ -104,6 +105,7 @@ class LinkWatch:
             )
         with self._lock:
             self._met[label] = met
+            self._news = True
         return met
 
     def forget(self, met: Met) -> None:
@@ -111,6 +113,7 @@ class LinkWatch:
         with self._lock:
             if self._met.get(met.label) is met:
                 del self._met[met.label]
+                self._news = True
 
     def tick(self) -> None:
         """Start a measurement that is due. Never waits."""
@@ -127,8 +130,12 @@ class LinkWatch:
             self._refresh.start()
 
     def take_changes(self) -> Mapping[str, LinkValue]:
-        """Links whose path or speed is new since the last call, and those that are gone."""
+        """Links whose path or speed is new since the last call, and those that are gone. Costs
+        nothing while there are none: it is called in every step."""
+        if not self._news:
+            return {}
         with self._lock:
+            self._news = False
             now = _values(self._met)
         changed = {label: value for label, value in now.items() if self._told.get(label) != value}
         changed.update({label: ("", 0.0) for label in self._told if label not in now})
@@ -160,6 +167,7 @@ class LinkWatch:
         with self._lock:
             met.measured, met.diagnosis = again.measured, again.diagnosis
             met.measured_at = again.measured_at
+            self._news = True
         self._tell(met)
 
     def _tell(self, met: Met) -> None:

@@ -55,12 +55,39 @@ class _Config:
     kv_transfer_config = object()
 
 
-def test_vllm_multi_connector_stats_reach_prometheus(connector):
+@pytest.fixture
+def shown(connector):
+    """(metrics of one engine, the registry they are in)."""
     registry = CollectorRegistry()
     types = {kind: _bound(kind, registry) for kind in (Counter, Gauge, Histogram)}
     metrics = connector.HybridNixlConnector.build_prom_metrics(
         _Config(), types, ["model_name", "engine"], {0: ["tiny", "0"]}
     )
+    return metrics, registry
+
+
+def test_vllm_multi_connector_link_has_one_series_that_ends_with_it(shown):
+    metrics, registry = shown
+
+    def links(**said):
+        recorder = stats.Stats()
+        recorder.set_links(said)
+        metrics.observe(recorder.take())
+        return {
+            (sample.labels["peer"], sample.labels["path"]): sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == "hybridpd_link_bytes_per_second"
+        }
+
+    assert links(a=("tcp", 5e8), b=("rdma", 2e10)) == {("a", "tcp"): 5e8, ("b", "rdma"): 2e10}
+    assert links(a=("cuda_ipc", 9e10)) == {("a", "cuda_ipc"): 9e10, ("b", "rdma"): 2e10}
+    assert links(b=("rdma", 1e10)) == {("a", "cuda_ipc"): 9e10, ("b", "rdma"): 1e10}
+    assert links(a=("", 0.0), c=("", 0.0)) == {("b", "rdma"): 1e10}
+
+
+def test_vllm_multi_connector_stats_reach_prometheus(connector, shown):
+    metrics, registry = shown
     metrics.observe(measured(connector, 2, 0.25).data)
     labels = {"model_name": "tiny", "engine": "0"}
     assert registry.get_sample_value("hybridpd_loads_total", labels) == 2

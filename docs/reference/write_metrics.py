@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = Path(__file__).resolve().parent / "metrics.md"
 sys.path.append(str(ROOT / "connector"))
 
+from hybridpd_connector.link_path import LinkPath  # noqa: E402
+from hybridpd_connector.peers import PeerState  # noqa: E402
 from hybridpd_connector.stats import METRICS, MetricDefinition  # noqa: E402
 
 HEADER = """# Metrics of the connector
@@ -27,7 +29,19 @@ them at `/metrics`, with vLLM's labels `model_name` and `engine`. The operator r
 FOOTER = """
 `hybridpd_read_bytes_total` and `hybridpd_predicted_bytes_total` grow together: the prediction is
 made from the two engines' layouts and the number of prompt tokens, the other is what NIXL counted.
-A difference is a fault worth reporting.
+A difference is a fault worth reporting, and `hybridpd_mispredicted_loads_total` counts the loads
+that had one. Names end in their unit: bytes, seconds; the others are numbers of things.
+
+Bytes, descriptors and seconds are of each decode rank's own reads, added up over the ranks of an
+engine; loads, failures, recomputed requests and leases are counted once each. A lease counts as
+expired when it ran out on any rank.
+
+| label | values |
+|---|---|
+| `reason` of load failures | the reasons in [connector](connector.md#metrics) |
+| `state` | {states}; `evicted` is the number of evictions so far, the others are engines now |
+| `path` | {paths} |
+| `peer` | host:port of a prefill engine's side channel, or `others`; a series ends with its link |
 """
 
 
@@ -40,7 +54,11 @@ def row(metric: MetricDefinition) -> str:
 
 def document() -> str:
     """The whole page."""
-    return HEADER + "".join(row(metric) for metric in METRICS) + FOOTER
+    values = {
+        "states": ", ".join(f"`{state.value}`" for state in PeerState),
+        "paths": ", ".join(f"`{path.value}`" for path in LinkPath),
+    }
+    return HEADER + "".join(row(metric) for metric in METRICS) + FOOTER.format(**values)
 
 
 if __name__ == "__main__":
