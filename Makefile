@@ -21,6 +21,9 @@ test-connector: ## The connector on real vLLM engines and real NIXL
 chaos: ## Every row of the failure table and ten minutes of soak, on real engines (root)
 	@$(SUITE) chaos
 
+fuzz: ## Coverage-guided fuzzing of all decoders, SECONDS=60 for each
+	@$$($(PYTHON) e2e/tooling/envs.py fuzz)/bin/python connector/fuzz/fuzz.py --seconds $(or $(SECONDS),60)
+
 test-e2e: ## The operator on the real cluster (or on the one KUBECONFIG names)
 	@$(SUITE) e2e
 
@@ -45,4 +48,4 @@ help: ## This text
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
 	  /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo test check test-connector chaos test-e2e fmt bench cluster-up cluster-down help
+.PHONY: demo test check test-connector chaos fuzz test-e2e fmt bench cluster-up cluster-down help

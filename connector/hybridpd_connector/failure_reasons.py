@@ -80,7 +80,8 @@ _ALL = (
         "peer_unreachable",
         "no handshake with the prefill engine succeeded in time",
         "see whether its pod runs, and whether its side channel and data ports can be reached "
-        "from this pod (NetworkPolicy); handshake_timeout_seconds is the bound",
+        "from this pod (NetworkPolicy), and whether both engines have the same "
+        "side_channel_key_file; handshake_timeout_seconds is the bound",
     ),
     Reason(
         "post_failed",

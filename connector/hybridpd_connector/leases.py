@@ -34,6 +34,12 @@ MAX_REMEMBERED = 8192
 MAX_EARLY_READERS = 128
 """How many releases are remembered for one request that is not pinned yet."""
 
+MAX_EARLY = 16384
+"""How many releases are remembered in all for requests that are not pinned yet."""
+
+MAX_ENGINES = 64
+"""How many reading engines of one lease are told apart."""
+
 RENEWALS_PER_LEASE = 4
 """D renews this often per lease time, so that three lost renewals do not lose the lease."""
 
@@ -96,6 +102,7 @@ class ProducerLeases:
         self._board = board
         self._held: dict[str, _Lease] = {}
         self._early: collections.OrderedDict[str, list[Release]] = collections.OrderedDict()
+        self._early_releases = 0
         self._ends: collections.OrderedDict[str, _End] = collections.OrderedDict()
         self._problems: collections.Counter[str] = collections.Counter()
         self._released: list[str] = []
@@ -129,7 +136,9 @@ class ProducerLeases:
         deadline = now + self._lease_seconds
         self._held[p_request] = _Lease(sequence, deadline, now)
         self._earliest_deadline = min(self._earliest_deadline, deadline)
-        for release in self._early.pop(p_request, ()):
+        early = self._early.pop(p_request, [])
+        self._early_releases -= len(early)
+        for release in early:
             self._on_release(release)
 
     def tick(self, messages: Iterable[Message], now: float) -> Ended:
@@ -163,6 +172,8 @@ class ProducerLeases:
             self._problems[STALE_SEQUENCE] += 1
             return
         self._note_engine(lease, release.d_engine)
+        if release.d_engine not in lease.seen_engines:
+            return
         tp_size, ranks = lease.readers.engines.setdefault(
             release.d_engine, (release.d_tp_size, set())
         )
@@ -183,15 +194,18 @@ class ProducerLeases:
         early = self._early.setdefault(release.p_request, [])
         if release not in early and len(early) < MAX_EARLY_READERS:
             early.append(release)
-        if len(self._early) > MAX_REMEMBERED:
-            self._early.popitem(last=False)
+            self._early_releases += 1
+        while len(self._early) > MAX_REMEMBERED or self._early_releases > MAX_EARLY:
+            _, forgotten = self._early.popitem(last=False)
+            self._early_releases -= len(forgotten)
             self._problems[FORGOTTEN] += 1
 
     def _note_engine(self, lease: _Lease, engine: str) -> None:
         if engine not in lease.seen_engines:
             if lease.seen_engines:
                 self._problems[OTHER_ENGINE] += 1
-            lease.seen_engines.add(engine)
+            if len(lease.seen_engines) < MAX_ENGINES:
+                lease.seen_engines.add(engine)
 
     def _expire(self, now: float) -> dict[str, str]:
         if now < self._earliest_deadline:

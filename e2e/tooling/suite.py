@@ -44,6 +44,7 @@ class Outcome:
 
 PYTEST = ("python", "-m", "pytest", "-q")
 CHAOS = "connector/tests_chaos"
+FUZZ = ("python", "connector/fuzz/fuzz.py")
 CLUSTER = ("python", "-m", "hybridpd_cluster")
 PARTS = (
     Part("lint", "check", ("ruff", "check", "."), ("check", "test")),
@@ -57,6 +58,8 @@ PARTS = (
         (*PYTEST, "connector/tests_vllm"),
         ("connector", "test"),
     ),
+    Part("fuzz", "fuzz", FUZZ, ("test",)),
+    Part("fuzz, longer", "fuzz", (*FUZZ, "--seconds", "10"), ("chaos",)),
     # Needs root: two engines in network namespaces of their own.
     Part("failures", "engine", (*PYTEST, CHAOS), ("test",)),
     Part(
