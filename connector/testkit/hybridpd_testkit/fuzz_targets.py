@@ -25,6 +25,7 @@ from hybridpd_connector.peer_link import LinkBuilder, LocalCache
 from hybridpd_connector.peers import Address
 from hybridpd_connector.request_blocks import Identity
 from hybridpd_connector.scheduler_side import SchedulerHalf
+from hybridpd_connector.seals import is_sealed
 from hybridpd_connector.side_channel_keys import parse_keys
 from hybridpd_geometry import (
     AttentionFacts,
@@ -178,6 +179,8 @@ def _params(raw: bytes) -> bool:
             and transfer_params.parse_decode(transfer_params.answer(prefill)) != prefill
         ):
             raise FindingError("what was read is not what would be written")
+        if prefill is not None and is_sealed(b"a key that the fuzzer does not know", prefill):
+            raise FindingError("a seal was guessed")
 
     return _taken(ParamsError, read)
 
@@ -236,6 +239,7 @@ _LOAD: dict[str, Any] = transfer_params.answer(
         digest="0" * 64,
         lease_seconds=30,
         sequence=1,
+        seal="0" * 64,
     )
 )
 _PREFILL = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None}
