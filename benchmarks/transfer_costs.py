@@ -55,7 +55,7 @@ def equal_rows(tokens: int) -> int:
         ideal = shape.ideal_bytes(tokens)
         moved, descriptors = ours(shape, shape, tokens)
         theirs = in_tree(shape, tokens)
-        cells = ["-", "-", "-", "-"]
+        cells, misses = ["-", "-", "-", "-"], moved != ideal
         if not isinstance(theirs, str):
             their_bytes, their_descriptors = theirs
             cells = [
@@ -64,15 +64,14 @@ def equal_rows(tokens: int) -> int:
                 f"{their_descriptors}",
                 f"{descriptors / their_descriptors:.3f}",
             ]
-            missed += not (moved < their_bytes and descriptors < their_descriptors)
-        missed += moved != ideal
-        print(
-            LINE.format(
-                shape.name, shape.tp_size, tokens,
-                f"{ideal / 1e6:.2f}", f"{moved / 1e6:.2f}", cells[0],
-                f"{moved / ideal:.3f}", cells[1], descriptors, cells[2], cells[3],
-            )
+            misses |= not (moved < their_bytes and descriptors < their_descriptors)
+        missed += misses
+        line = LINE.format(
+            shape.name, shape.tp_size, tokens,
+            f"{ideal / 1e6:.2f}", f"{moved / 1e6:.2f}", cells[0],
+            f"{moved / ideal:.3f}", cells[1], descriptors, cells[2], cells[3],
         )  # fmt: skip
+        print(line + ("  missed" if misses else ""))
     return missed
 
 
