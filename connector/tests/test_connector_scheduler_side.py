@@ -240,3 +240,13 @@ def test_a_claim_that_was_cut_is_not_loaded(granted):
     assert decoder.external_tokens("d", 0) == 39
     decoder.on_allocated("d", ([3], [9, 10, 11]), granted)
     assert decoder.build_orders().loads[0].refusal == "claim_cut"
+
+
+def test_what_the_side_channel_refused_is_counted():
+    scheduler = half()
+    scheduler.note_refused({})
+    assert scheduler.take_stats() is None
+    scheduler.note_refused({"wrong_key": 2})
+    scheduler.note_refused({"wrong_key": 1, "unfinished": 4})
+    assert scheduler.take_stats()["refused"] == {"wrong_key": 3, "unfinished": 4}
+    assert scheduler.take_stats() is None

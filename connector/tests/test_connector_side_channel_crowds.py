@@ -2,6 +2,8 @@
 its descriptors are counted, and they fall back when the strangers have gone."""
 
 import os
+import random
+import socket
 import time
 
 import pytest
@@ -78,6 +80,21 @@ def test_those_who_say_nothing_or_too_little_are_thrown_out(monkeypatch, keys, c
         assert crowd.poll() is None or crowd.returncode == 0
     assert server.take_refused()
     assert client.ask(HOST, port, b"x", PATIENCE) == b"x"
+    server.close()
+
+
+def test_random_bytes_after_any_part_of_a_greeting_change_nothing(keys, client):
+    port = free_port()
+    server = Server(HOST, port, lambda question: question, keys)
+    good = strangers.GREETING + strangers.READY
+    for seed in range(60):
+        chooser = random.Random(seed)
+        start = good[: chooser.randrange(len(good) + 1)]
+        with socket.create_connection((HOST, port)) as stranger:
+            stranger.sendall(start + chooser.randbytes(chooser.choice((1, 9, 64, 3000))))
+    assert client.ask(HOST, port, b"x", PATIENCE) == b"x"
+    assert falls_to(lambda: server.connections, 1) <= 1
+    assert server.alive
     server.close()
 
 

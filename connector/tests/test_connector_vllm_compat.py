@@ -15,6 +15,7 @@ from hybridpd_connector.vllm_compat import (
     check_request_ids,
     check_seconds,
     check_settings,
+    check_side_channel_host,
     check_version,
     settings_of,
 )
@@ -151,3 +152,14 @@ def test_checksum_modes(value):
 def test_an_engine_id_that_no_peer_would_accept_is_refused():
     with pytest.raises(UnsupportedEngineError, match="engine_id"):
         check_settings(EngineSettings(**{**GOOD, "engine_id": "e" * 400}))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "*", "", "0:0:0:0:0:0:0:0"])
+def test_a_side_channel_on_every_address_is_refused(host):
+    with pytest.raises(UnsupportedEngineError, match=r"status\.podIP"):
+        check_side_channel_host(host)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "127.0.0.1", "localhost", "fd00::7", "eth0", "pod-0"])
+def test_a_side_channel_on_one_address_is_accepted(host):
+    check_side_channel_host(host)
