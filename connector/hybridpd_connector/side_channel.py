@@ -46,6 +46,7 @@ _HEARTBEAT_SECONDS = 10
 _QUEUED_MESSAGES = 64
 _BACKLOG = 256
 _LOOK_MILLISECONDS = 1000
+_BIND_MILLISECONDS = 20
 _TELL_SECONDS = 60.0
 _WAKE_UP_ADDRESS = "inproc://stop"
 
@@ -173,8 +174,7 @@ class Server:
         for socket in sockets:
             poller.register(socket, zmq.POLLIN)
         while True:
-            looks = self._key_file is not None or not self._listening or self._untold
-            ready = dict(poller.poll(_LOOK_MILLISECONDS if looks else None))
+            ready = dict(poller.poll(self._patience_milliseconds()))
             if self._stop_receiver in ready:
                 return False
             if self._doorman is not None and self._doorman.socket in ready:
@@ -189,6 +189,12 @@ class Server:
                 return True
             if not self._listening:
                 self._listen()
+
+    def _patience_milliseconds(self) -> int | None:
+        """How long nothing has to be done by itself; None: for ever."""
+        if not self._listening:
+            return _BIND_MILLISECONDS
+        return _LOOK_MILLISECONDS if self._key_file is not None or self._untold else None
 
     def _serve_one(self) -> None:
         try:

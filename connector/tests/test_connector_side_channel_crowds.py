@@ -99,7 +99,7 @@ def test_random_bytes_after_any_part_of_a_greeting_change_nothing(keys, client):
 
 
 def test_at_the_bound_everyone_is_put_out_and_the_next_is_served(keys, client):
-    """Who never gives up: as fast as they are put out, the strangers come back."""
+    """The strangers never give up: whenever they are put out they come back, all together."""
     port = free_port()
     server = Server(HOST, port, lambda question: question, keys, max_connections=50)
     assert client.ask(HOST, port, b"x", PATIENCE) == b"x"

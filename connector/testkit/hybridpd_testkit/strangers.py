@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+_BACK_SECONDS = 0.5
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = _SIGNATURE + b"\x03\x01NULL" + bytes(16) + b"\x00" + bytes(31)
 READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
@@ -67,11 +68,12 @@ class Crowd:
     def __init__(
         self, address: tuple[str, int], count: int, behaviours: Sequence[str], *, again: bool
     ) -> None:
-        """``again``: who is thrown out or not let in tries again, for ever."""
+        """``again``: who is thrown out or not let in comes back after half a second, for ever."""
         self._address = address
         self._again = again
         self._selector = selectors.DefaultSelector()
         self._outside: list[Behaviour] = []
+        self._back_at = 0.0
         self.opened = self.thrown_out = self.not_let_in = 0
         turns = itertools.cycle([BEHAVIOURS[name] for name in behaviours])
         for behaviour in itertools.islice(turns, count):
@@ -83,9 +85,12 @@ class Crowd:
 
     def step(self, now: float) -> None:
         """Send what is due, notice who was thrown out; waits at most a tenth of a second."""
-        outside, self._outside = self._outside, []
-        for behaviour in outside if self._again else ():
-            self._come(behaviour)
+        if self._outside and now >= self._back_at:
+            # Not at once: those who are thrown out together would leave no gap for anybody.
+            self._back_at = now + _BACK_SECONDS
+            outside, self._outside = self._outside, []
+            for behaviour in outside if self._again else ():
+                self._come(behaviour)
         for key, _ in self._selector.select(0.1):
             connection: socket.socket = key.fileobj  # type: ignore[assignment]
             try:
