@@ -11,8 +11,11 @@ and which transports their environment allows. From these, per kind of memory:
     VRAM    any    slower                     tcp        yes
     DRAM    same   above 2 GB/s               shm        no
     DRAM    other  above 4 GB/s               rdma       no
-    DRAM    any    slower                     tcp where no other transport is allowed, or between
+    DRAM    any    slower                     tcp where no other transport is possible, or between
                                               hosts; else unknown (a busy CPU looks the same)
+
+Within a host, memory that was not made to be shared is read with the kernel's help (cma), which
+needs one PID namespace; from another one tcp is left, however fast that is on the loopback.
 
 DRAM caches are for CPUs, where no path is called slow. Pure.
 """
@@ -105,6 +108,8 @@ def diagnose(
 
 def _host_path(ours: HostFacts, theirs: HostFacts, rate: float, same_host: bool) -> LinkPath:
     if same_host:
+        if _other_namespace(ours, theirs):
+            return LinkPath.TCP
         if not _missing(_SHM, ours, theirs):
             return LinkPath.SHM if rate >= SHM_BYTES_PER_SECOND else LinkPath.UNKNOWN
         return LinkPath.TCP if _missing(_RDMA, ours, theirs) else LinkPath.UNKNOWN
@@ -120,10 +125,7 @@ def _same_host_cause(ours: HostFacts, theirs: HostFacts) -> str:
     where = _where(ours.remappable, theirs.remappable)
     if where:
         return REMAPPABLE.format(where=where)
-    known = ours.pid_namespace and theirs.pid_namespace
-    if known and ours.pid_namespace != theirs.pid_namespace:
-        return OTHER_NAMESPACE
-    return NOT_KNOWN
+    return OTHER_NAMESPACE if _other_namespace(ours, theirs) else NOT_KNOWN
 
 
 def _other_host_cause(ours: HostFacts, theirs: HostFacts) -> str:
@@ -131,6 +133,11 @@ def _other_host_cause(ours: HostFacts, theirs: HostFacts) -> str:
         return NOT_KNOWN
     where = _missing(_RDMA, ours, theirs)
     return NO_RDMA.format(where=where) if where else OTHER_HOST
+
+
+def _other_namespace(ours: HostFacts, theirs: HostFacts) -> bool:
+    known = ours.pid_namespace and theirs.pid_namespace
+    return bool(known) and ours.pid_namespace != theirs.pid_namespace
 
 
 def _missing(transports: frozenset[str], ours: HostFacts, theirs: HostFacts) -> str:

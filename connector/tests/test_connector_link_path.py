@@ -62,6 +62,8 @@ def test_gpu_links(ours, theirs, measured, path, words):
     [
         (HERE, HERE, us(300), "shm"),
         (HERE, HERE, us(9000), "unknown"),
+        (HERE, NEIGHBOUR, us(300), "tcp"),
+        (HERE, HostFacts("boot-a"), us(300), "shm"),
         (tls("tcp"), HERE, us(300), "tcp"),
         (tls("tcp,rc"), HERE, us(300), "unknown"),
         (tls("tcp,self"), tls("sm"), us(9000), "tcp"),
