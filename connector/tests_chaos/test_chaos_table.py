@@ -26,6 +26,17 @@ def check_next_request(stage, seed):
     assert (seen.what, seen.tokens, counted.loads) == (ANSWER, expected, 1), seen
 
 
+def test_chaos_reads_cross_the_wire(settled):
+    """What the faults are done to is what the bytes go through, by the kernel's own counter."""
+    prompt, expected = settled.prompt(3)
+    params, before = settled.prefilled(prompt), settled.decode.metrics()
+    wire = settled.network.bytes_to_decode()
+    assert settled.load(prompt, params).tokens == expected
+    read_bytes = settled.counted(before).read_bytes
+    assert read_bytes > 500_000
+    assert settled.network.bytes_to_decode() - wire > read_bytes
+
+
 @pytest.mark.parametrize("row", ROWS, ids=[row.name.replace(" ", "_") for row in ROWS])
 def test_chaos_row(settled, row):
     stage = settled
