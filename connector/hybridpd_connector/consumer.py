@@ -252,7 +252,7 @@ class ConsumerRank:
         loading = self._loading[outcome.request]
         link, order = loading.link, loading.order
         if outcome.peer_broken and link is not None:
-            self._peers.lost(link.engine_id, outcome.reason)
+            self._lose(link, outcome.reason)
         if not outcome.ok or link is None:
             detail = " ".join(filter(None, (outcome.peer, outcome.detail)))
             self._fail(loading, outcome.reason or READ_FAILED, detail, now)
@@ -306,6 +306,12 @@ class ConsumerRank:
         for engine_id, link in list(self._peers.ready().items()):
             if overdue.intersection(link.peers):
                 self._peers.lost(engine_id, "a read did not end in time")
+
+    def _lose(self, link: PeerLink, reason: str) -> None:
+        """Drop the peer, unless that was done: every read of a broken link ends with this, and
+        must not end the handshake, or the new link, that has followed it."""
+        if self._peers.ready().get(link.engine_id) is link:
+            self._peers.lost(link.engine_id, reason)
 
     def _discard(self, link: PeerLink) -> bool:
         """Give a dropped link back, once none of its reads is in flight."""

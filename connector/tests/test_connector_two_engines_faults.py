@@ -152,6 +152,26 @@ def test_who_waits_for_a_replaced_engine_does_not_disturb_its_successor(world):
     assert d.reasons == {"queued": "peer_refused"}
 
 
+def test_a_link_that_breaks_under_many_reads_is_dropped_once(world):
+    """Later failures of the same link do not start the handshake over, again and again."""
+    p = world.engine("p", "producer", blocks=64)
+    d = world.engine("d", "consumer", blocks=64)
+    offers = [prefilled(p, 40, f"p{index}", seed=index)[:2] for index in range(8)]
+    d.add("d0", *offers[0])
+    world.until(lambda: d.ranks[0].peers()["ready"])
+    world.network.hang_reads("p/0")
+    for index, offer in enumerate(offers):
+        if index:
+            d.add(f"d{index}", *offer)
+        d.schedule(f"d{index}")
+    world.until(lambda: "reading=8" in repr(d.ranks[0]._consumer._transfers), d)
+    del world.responders["10.0.0.1", p.identity.port]
+    world.network.kill("p/0")
+    world.until(lambda: len(d.reasons) == 8, d)
+    assert set(d.reasons.values()) == {"read_failed"}
+    assert d.ranks[0].peers()["evicted"] == 1
+
+
 def test_another_model_is_refused(world):
     p = world.engine("p", "producer")
     d = world.engine("d", "consumer", kv_dtype="float32")

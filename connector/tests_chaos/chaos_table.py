@@ -172,15 +172,7 @@ ROWS = (
         requests.params_of_every_wrong_kind,
         (ANSWER,),
         QUICK,
-        (
-            "bad_params",
-            "other_prompt",
-            "bad_blocks",
-            "peer_refused",
-            "lease_ended",
-            "peer_unreachable",
-            "already_released",
-        ),
+        ("bad_params", "changed_params", "other_prompt", "peer_refused", "lease_ended"),
     ),
 )
 
