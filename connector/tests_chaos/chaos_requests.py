@@ -106,8 +106,11 @@ def bad_params(params):
 def params_of_every_wrong_kind(stage):
     """Nothing but errors and right answers; what is no parameter at all is computed here."""
     prompt, expected = stage.prompt(205, length=40)
-    params = stage.prefilled(prompt)
-    for bad in (None, {}, [], "text", 7, [params], *bad_params(params)):
+    kinds = len(bad_params(stage.prefilled(prompt)))
+    for index in range(kinds):
+        # Each time of a fresh prefill: what was released before is refused for that alone.
+        right(ask(stage.decode, prompt, bad_params(stage.prefilled(prompt))[index]), expected)
+    for bad in (None, {}, [], "text", 7):
         right(ask(stage.decode, prompt, bad), expected)
     for bad in BAD_PREFILL_PARAMS:
         seen = ask(stage.prefill, prompt, bad, max_tokens=1)

@@ -72,7 +72,8 @@ class Clients:
             what = self._one(*source.choice(self._prompts))
             self.seen[what] += 1
             if what == ERROR:
-                self._stop.wait(source.uniform(0.1, 0.5))
+                # Clients that call a dead engine all the time take the time it needs to start.
+                self._stop.wait(source.uniform(1.0, 2.0))
 
     def _one(self, prompt, expected):
         stage = self._stage
