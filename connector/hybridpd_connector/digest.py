@@ -10,11 +10,13 @@ encoding changes: P and D of different versions must never agree by accident.
 """
 
 import hashlib
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
 
 _TAG = b"hybridpd-prompt-1"
+_CHUNK = 1024
+# Several times faster than an array of as many numbers.
+_PACK = struct.Struct(f"<{_CHUNK}q")
 
 
 def prompt_digest(
@@ -46,10 +48,10 @@ def _number(value: int) -> bytes:
 
 
 def _numbers(values: Sequence[int]) -> bytes:
-    packed = array("q", values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    whole = len(values) - len(values) % _CHUNK
+    parts = [_PACK.pack(*values[at : at + _CHUNK]) for at in range(0, whole, _CHUNK)]
+    rest = values[whole:]
+    return b"".join([*parts, struct.pack(f"<{len(rest)}q", *rest)])
 
 
 def _text(value: str) -> bytes:

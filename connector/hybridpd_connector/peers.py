@@ -16,7 +16,6 @@ a peer that was evicted meanwhile is discarded too: every attempt has a number.
 time, on a small bounded pool, so that one dead peer does not delay the others; nothing in it waits.
 """
 
-import collections
 import dataclasses
 import enum
 import logging
@@ -41,6 +40,9 @@ class PeerState(enum.Enum):
     BACKING_OFF = "backing_off"
     REFUSED = "refused"
     EVICTED = "evicted"
+
+
+_STATES = tuple(state.value for state in PeerState)
 
 
 class PeerEvent(enum.Enum):
@@ -234,8 +236,9 @@ class PeerBook(Generic[V]):
 
     def counts(self) -> dict[str, int]:
         """Peers by state; "evicted" counts all evictions so far."""
-        found = collections.Counter(peer.state for peer in self._peers.values())
-        counts = {state.value: found[state] for state in PeerState}
+        counts = dict.fromkeys(_STATES, 0)
+        for peer in self._peers.values():
+            counts[peer.state.value] += 1
         counts[PeerState.EVICTED.value] = self.evicted
         return counts
 

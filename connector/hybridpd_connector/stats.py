@@ -210,10 +210,12 @@ METRICS: tuple[MetricDefinition, ...] = (
 )
 
 
+_PARTS = ("counts", "failures", "refused", "seconds", "gauges", "peers", "checksums", LINKS)
+
+
 def empty() -> dict[str, Any]:
     """Data in which nothing has happened."""
-    parts = ("counts", "failures", "refused", "seconds", "gauges", "peers", "checksums", LINKS)
-    return {part: {} for part in parts}
+    return {part: {} for part in _PARTS}
 
 
 class Stats:
@@ -271,7 +273,7 @@ class Stats:
 
 def is_empty(data: Mapping[str, Any]) -> bool:
     """Has nothing happened? Gauges alone do count: a gauge that fell to 0 must be seen."""
-    return not any(data.get(part) for part in empty())
+    return not any(data.get(part) for part in _PARTS)
 
 
 def aggregate(data: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
