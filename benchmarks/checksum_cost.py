@@ -15,7 +15,8 @@ each length are medians, in milliseconds:
     ratio         (P device + D device + compare) / copy, for a load that is checked
     sample        the same for a load in the mean, in mode `sample`
 
-It ends with an error when sums of a right copy differ, or those of a wrong one do not.
+It ends with an error when the device's sums are not the reference's, when those of a right copy
+differ, or when those of a wrong one do not.
 """
 
 from __future__ import annotations
@@ -31,10 +32,9 @@ import torch
 from hybridpd_connector.agent_api import MemoryRegion
 from hybridpd_connector.device_sums import DeviceSums
 from hybridpd_connector.sum_board import HEADER_WORDS, MODES, PendingSums, slot_pages
-from hybridpd_geometry import RankPlacement, ReadRequest, SumPair, SumRequest, plan_pair
+from hybridpd_geometry import RankPlacement, ReadRequest, SumPair, SumRequest, plan_pair, row_of
 from shapes import NANO, Shape, shape_of
 
-ROUNDS = 30
 SLOT_BYTES = 4096
 TOKENS = "1000,2000,3000,8000"
 
@@ -137,10 +137,27 @@ def check_wrong_byte(load: Load) -> None:
         raise SystemExit("a wrong byte was not found")
 
 
-def line(shape: Shape, tokens: int, device: str) -> str:
+def check_reference(shape: Shape, device: str) -> None:
+    """The device's row of one rank, word by word, on both sides of the largest number of ranks."""
+    load = Load(shape, 100, device)
+    memory = load.source.bytes.cpu()
+
+    def read(layer: str, block: int, offset: int, length: int) -> bytes:
+        at = load.source.page(layer, block) + offset
+        return memory[at : at + length].numpy().tobytes()
+
+    pending = load.source.sums.start(load.theirs)
+    load.wait()
+    words = pending.words()
+    if words is None or list(words) != row_of(load.pair.source, load.theirs, read):
+        raise SystemExit("the device's sums are not the reference's")
+    print(f"{len(words)} sums of TP {shape.tp_size} equal the reference", flush=True)
+
+
+def line(shape: Shape, tokens: int, device: str, rounds: int) -> str:
     load = Load(shape, tokens, device)
     copies, stated, summed, checks = [], [], [], []
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         copies.append(timed(load, load.copy)[1])
         stated.append(timed(load, load.publish))
         summed.append(timed(load, load.start))
@@ -168,9 +185,12 @@ def main() -> None:
     parser.add_argument("--model", default=NANO)
     parser.add_argument("--tp", default="1,2")
     parser.add_argument("--tokens", default=TOKENS)
+    parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(f"{options.model} on {name}, torch {torch.__version__}, {ROUNDS} rounds, medians, ms")
+    how = f"torch {torch.__version__}, {options.rounds} rounds, medians, ms"
+    print(f"{options.model} on {name}, {how}")
+    check_reference(shape_of(options.model, 8), options.device)
     print(
         "TP tokens       MB copies   sums      copy   P call  P device   D call  D device  "
         "compare   ratio   sample"
@@ -178,7 +198,7 @@ def main() -> None:
     for tp_size in map(int, options.tp.split(",")):
         shape = shape_of(options.model, tp_size)
         for tokens in map(int, options.tokens.split(",")):
-            print(line(shape, tokens, options.device), flush=True)
+            print(line(shape, tokens, options.device, options.rounds), flush=True)
 
 
 if __name__ == "__main__":

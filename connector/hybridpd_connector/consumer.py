@@ -140,7 +140,8 @@ class ConsumerRank:
             for outcome in self._transfers.poll(now):
                 self._finish(outcome, now)
             self._take_verdicts(now)
-            return self._transfers.hopeful
+            checking = self._verifier is not None and self._verifier.hopeful(now)
+            return self._transfers.hopeful or checking
 
     def report(self, now: float) -> tuple[frozenset[str], dict[str, str]]:
         """(requests whose load ended, reasons of those that failed), each named once. A reason may
@@ -148,6 +149,8 @@ class ConsumerRank:
         with self._lock:
             self._give_up_overdue(now)
             self._wants.end_lingering(now)
+            if self._verifier is not None:
+                self._verifier.end_step()
             received, failed = frozenset(self._received), dict(self._failed)
             self._received.clear()
             self._failed.clear()

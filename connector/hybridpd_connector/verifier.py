@@ -38,6 +38,9 @@ CHECK_SECONDS = 2.0
 MAX_WARNINGS = 32
 """Different causes that are told; a cause may hold a number that a peer chose."""
 
+HOPE_SECONDS = 0.001
+"""Sums on an idle device and the read of a slot take less; a step waits for them no longer."""
+
 NOT_COMPARABLE = "the TP sizes of the two engines cut sections at different places"
 NOT_IN_TIME = f"no sums within {CHECK_SECONDS:.0f} s"
 NOT_READ = "the slot of the prefill rank could not be read"
@@ -61,6 +64,7 @@ class _Slot:
     source: int
     view: SumView
     read: SlotRead | None = None
+    tried: bool = False  # in this step
     header: SlotHeader | None = None
     words: Sequence[int] = ()
 
@@ -72,7 +76,7 @@ class _Check:
     request: SumRequest
     sequence: int
     pending: PendingSums
-    deadline: float
+    begun: float
     slots: list[_Slot]
     words: Sequence[int] | None = None
 
@@ -147,7 +151,17 @@ class Verifier:
         except SumError as error:
             raise _UncheckedError(f"this rank could not sum its pages: {error}") from error
         slots = [_Slot(source, view) for source, view in sums.views.items()]
-        return _Check(request_id, sums, request, sequence, pending, now + CHECK_SECONDS, slots)
+        return _Check(request_id, sums, request, sequence, pending, now, slots)
+
+    def hopeful(self, now: float) -> bool:
+        """Has a check begun just now, so that another look in this very step may see its end?"""
+        return any(now - check.begun <= HOPE_SECONDS for check in self._checks)
+
+    def end_step(self) -> None:
+        """From now on slots may be read anew that P had not written."""
+        for check in self._checks:
+            for slot in check.slots:
+                slot.tried = slot.read is not None
 
     def poll(self, now: float) -> list[Verdict]:
         """One look at every check; the verdicts of those that ended."""
@@ -172,13 +186,13 @@ class Verifier:
         if check.words is None:
             check.words = check.pending.words()
         for slot in check.slots:
-            if slot.header is None:
+            if slot.header is None and (slot.read is not None or not slot.tried):
                 self._advance(check, slot)
         if check.words is not None and all(slot.header for slot in check.slots):
             verdict = self._compare(check, check.words)
             if verdict is not None:
                 return verdict
-        if now >= check.deadline:
+        if now - check.begun >= CHECK_SECONDS:
             raise _UncheckedError(NOT_IN_TIME)
         return None
 
@@ -188,6 +202,7 @@ class Verifier:
             if slot.read is None:
                 words = check.sums.pair.source_words(check.request)
                 slot.read = self._reader.start(slot.view, check.sequence, words)
+                slot.tried = True
             if slot.read is None:
                 return
             state = self._reader.poll(slot.read)

@@ -197,6 +197,43 @@ def test_a_load_waits_for_the_sums_of_both_sides(world):
     assert not d.ranks[0].reading
 
 
+@pytest.mark.parametrize(("polls", "steps"), [(4, 0), (40, None)])
+def test_a_check_that_ends_soon_ends_in_the_step_of_its_load(world, polls, steps):
+    """Read, lease board and slot take so many looks each; a step may wait for 2 ms of 0.1 ms."""
+    p, d = pair_of(world, step_wait_seconds=0.002)
+    world.tick = 0.0001
+    load(world, p, d, 1)
+    world.network.delay_reads(polls)
+    tokens, answer, _ = prefilled(p, 40, "p2", seed=2)
+    p.step()
+    d.add("d2", tokens, answer)
+    d.schedule("d2")
+    d.step()
+    assert (d.requests["d2"].status == "running") == (steps == 0)
+    world.until(lambda: d.requests["d2"].status == "running", d)
+    assert results(d) == {"ok": 2}
+
+
+def test_a_slot_that_is_not_written_is_read_once_a_step(world, monkeypatch):
+    p, d = pair_of(world, step_wait_seconds=0.002)
+    world.tick = 0.0001
+    p.summers[0].held = True
+    posts = []
+    start = SumReader.start
+    monkeypatch.setattr(SumReader, "start", lambda *given: posts.append(1) or start(*given))
+    tokens, answer, _ = prefilled(p, 40)
+    p.step()
+    d.add("d1", tokens, answer)
+    d.schedule("d1")
+    until_read(world, d)
+    for _ in range(5):
+        posts.clear()
+        d.step()
+        assert len(posts) <= 1
+    p.summers[0].let_go()
+    world.until(lambda: d.requests["d1"].status == "running", d)
+
+
 @pytest.mark.parametrize("late", ["p", "d"])
 def test_sums_that_never_come_do_not_fail_a_load(world, late, caplog):
     p, d = pair_of(world)
