@@ -9,7 +9,10 @@ from connector_engines import DENSE, HYBRID, ONE_GROUP, TO_PREFILL, World
 from geometry_reference import make_state
 from test_connector_two_engines import all_free, loaded, prefilled, prompt
 
+from hybridpd_connector.seals import sealed
 from hybridpd_connector.sum_board import SumReader
+from hybridpd_connector.transfer_params import answer as make_answer
+from hybridpd_connector.transfer_params import parse_decode
 
 
 @pytest.fixture
