@@ -85,6 +85,7 @@ class Server:
         self._refused = Tally()
         self._told_at = float("-inf")
         self._untold = 0
+        self._look_at = float("-inf")
         self._listening = True
         self._keys: tuple[SharedKey, ...] = ()
         self._doorman: Doorman | None = None
@@ -184,7 +185,7 @@ class Server:
             if self._socket in ready:
                 self._serve_one()
             self._tell(time.monotonic())
-            if self._too_many() or self._renew_keys():
+            if self._too_many() or self._renew_keys(time.monotonic()):
                 self._reopen()
                 return True
             if not self._listening:
@@ -254,12 +255,17 @@ class Server:
         else:
             self._listening = True
 
-    def _renew_keys(self) -> bool:
-        """Take over what the key file says now. True: this server's own key is another one."""
-        if self._key_file is None or self._doorman is None:
+    def _renew_keys(self, now: float) -> bool:
+        """Take over what the key file says now. True: connections made before must end.
+
+        They must when this server's own key is another one, and when a key was taken out: who has
+        it could keep a connection and ask again.
+        """
+        if self._key_file is None or self._doorman is None or now < self._look_at:
             return False
+        self._look_at = now + _LOOK_MILLISECONDS / 1000
         before, self._keys = self._keys, self._key_file.current()
         if self._keys == before:
             return False
         self._doorman.admit(self._keys)
-        return self._keys[0] != before[0]
+        return self._keys[0] != before[0] or not set(before) <= set(self._keys)

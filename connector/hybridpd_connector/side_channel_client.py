@@ -26,7 +26,6 @@ from hybridpd_connector.side_channel_keys import KeyFile, SharedKey
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _CONNECT_MILLISECONDS = 5000
 _AGAIN_SECONDS = 0.2
-_HINT = "is the engine up, and the port open between the pods?"
 
 
 class Client:
@@ -50,12 +49,16 @@ class Client:
         endpoint = endpoint_of(host, port)
         deadline = time.monotonic() + timeout_seconds
         keys = self._key_file.current() if self._key_file is not None else (None,)
+        early = 0
         while True:
             for key in keys:
                 answer = self._try(endpoint, question, key, deadline)
                 if isinstance(answer, bytes):
                     return answer
-                if answer is _Ended.LOST:
+                if answer is _Ended.LATE:
+                    raise _none_in_time(endpoint, early)
+                if answer is not _Ended.REFUSED:
+                    early += answer is _Ended.EARLY
                     break
             else:
                 raise SideChannelKeyError(
@@ -115,7 +118,20 @@ class _Ended(enum.Enum):
     """How a connection ended without an answer."""
 
     REFUSED = "the key is not taken"
+    EARLY = "it was closed before it was set up; it is tried again"
     LOST = "it was closed: the question is gone, and is asked again"
+    LATE = "the time is over"
+
+
+def _none_in_time(endpoint: str, early: int) -> SideChannelError:
+    hint = "is the engine up, and the port open between the pods?"
+    if early:
+        # A server with a key often hangs up before it has told a client without one why.
+        hint = (
+            f"{early} connections were closed before they were set up: does it ask for a key, "
+            "and this side has none (side_channel_key_file)?"
+        )
+    return SideChannelError("side channel", f"an answer from {endpoint}", "none in time", hint)
 
 
 def _await(
@@ -125,15 +141,14 @@ def _await(
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(watch.socket, zmq.POLLIN)
+    early = False
     while True:
         remaining = deadline - time.monotonic()
         ready = dict(poller.poll(int(remaining * 1000) + 1)) if remaining > 0 else {}
         if socket in ready:
             return _only_frame(socket.recv_multipart(zmq.NOBLOCK), endpoint)
         if not ready:
-            raise SideChannelError(
-                "side channel", f"an answer from {endpoint}", "none in time", _HINT
-            )
+            return _Ended.LATE
         refused = watch.take()
         if KEY_ON_ONE_SIDE in refused:
             there, here = ("none", "one") if with_key else ("one", "none")
@@ -146,8 +161,9 @@ def _await(
         # A server that does not know the key only hangs up.
         if WRONG_KEY in refused or (with_key and UNFINISHED in refused):
             return _Ended.REFUSED
+        early = early or UNFINISHED in refused
         if watch.lost:
-            return _Ended.LOST
+            return _Ended.EARLY if early else _Ended.LOST
 
 
 def _only_frame(frames: list[bytes], endpoint: str) -> bytes:
