@@ -49,6 +49,7 @@ PLAIN_ATTENTION: Mapping[str, object] = {
     "state_content_bytes": None,
     "tokens_per_state": 1,
     "model_version": None,
+    "storage_block_size": None,  # up to vLLM 0.31
 }
 
 

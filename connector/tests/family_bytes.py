@@ -10,12 +10,13 @@ A test file subclasses ``FamilyBytes`` and says how agents are made.
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from typing import NamedTuple
 
-import numpy as np
 import pytest
 from geometry_cases import block_count, dealt_blocks
 from geometry_families import ROWS
-from geometry_reads import wrong_sections
+from geometry_reads import content_map, wrong_sections
 from geometry_reference import RankMemory, make_state
 
 from hybridpd_connector.agent_api import Agent, Memory, MemoryRegion, ReadState
@@ -23,6 +24,7 @@ from hybridpd_connector.read_tables import RangeTable, row_array, zero_ranges
 from hybridpd_geometry import (
     CacheLayout,
     EngineFacts,
+    RankPlacement,
     ReadRequest,
     build_table,
     layout_of,
@@ -47,6 +49,12 @@ def layout(name: str, tp_size: int, multiple: int, ratio: int) -> CacheLayout:
     return layout_of(model, dataclasses.replace(engine, kernel_block_tokens=kernel), name)
 
 
+def request_between(source: CacheLayout, destination: CacheLayout) -> ReadRequest:
+    """A little more than a block of either side."""
+    tokens = max(source.block_tokens, destination.block_tokens) + 9
+    return ReadRequest(tokens, dealt_blocks(source, tokens, 0), dealt_blocks(destination, tokens, 1))
+
+
 class Rank:
     """One rank: its cache in memory, the agent that registered it."""
 
@@ -62,15 +70,32 @@ class Rank:
     def zero(self, address: int, length: int) -> None:
         self.memory.bytes[self.memory.span(address, length)] = 0
 
+    def told(self) -> "Told":
+        """What a reader is told of this rank."""
+        return Told(self.memory.layout, self.memory.placement, self.agent.metadata())
 
-def load(reader: Rank, sources: list[Rank], request: ReadRequest) -> int:
-    """All reads of one rank of D, as the connector posts them; the bytes its agent counted."""
-    plan = plan_pair(sources[0].memory.layout, reader.memory.layout, reader.memory.placement.rank)
+
+class Told(NamedTuple):
+    """A rank of P as its reader knows it, from the same process or from another."""
+
+    layout: CacheLayout
+    placement: RankPlacement
+    metadata: bytes
+
+
+def load(
+    reader: Rank, sources: list[Told], request: ReadRequest, progress: Callable[[], object]
+) -> int:
+    """All reads of one rank of D, as the connector posts them; the bytes its agent counted.
+
+    `progress`: what lets P's agents answer, where they do not by themselves.
+    """
+    plan = plan_pair(sources[0].layout, reader.memory.layout, reader.memory.placement.rank)
     counted = 0
     for rank in plan.sources:
         source = sources[rank]
-        table = build_table(plan, rank, reader.memory.placement, source.memory.placement)
-        peer = reader.agent.add_peer(source.agent.metadata())
+        table = build_table(plan, rank, reader.memory.placement, source.placement)
+        peer = reader.agent.add_peer(source.metadata)
         here = reader.agent.prepare(None, row_array(table.local_rows), Memory.DRAM)
         there = reader.agent.prepare(peer, row_array(table.remote_rows), Memory.DRAM)
         ranges = RangeTable(table.local_rows, table.remote_rows).ranges(table.id_batches(request))
@@ -79,7 +104,7 @@ def load(reader: Rank, sources: list[Rank], request: ReadRequest) -> int:
             state = reader.agent.poll(read)
             if state is not ReadState.PENDING:
                 break
-            source.agent.take_notifications()
+            progress()
         assert state is ReadState.DONE
         counted += reader.agent.telemetry(read).total_bytes
         assert reader.agent.release_read(read)
@@ -113,29 +138,19 @@ class FamilyBytes:
     ) -> None:
         sides = BLOCKS[blocks]
         source, destination = layout(name, p_tp, *sides[0]), layout(name, d_tp, *sides[1])
-        tokens = max(source.block_tokens, destination.block_tokens) + 9
+        request = request_between(source, destination)
+        tokens = request.tokens
         made = make_state(source, tokens, seed=tokens)
-        request = ReadRequest(
-            tokens, dealt_blocks(source, tokens, 0), dealt_blocks(destination, tokens, 1)
-        )
         p = self.ranks("p", source, tokens)
         d = self.ranks("d", destination, tokens)
         for rank in p:
             rank.memory.write_request(made, request.source)
         for rank in d:
             before = rank.memory.bytes.copy()
-            assert load(rank, p, request) > 0
+            told = [source.told() for source in p]
+            assert load(rank, told, request, lambda: [s.agent.take_notifications() for s in p]) > 0
             assert wrong_sections(rank.memory, made, request.destination) == []
             changed = rank.memory.bytes != before
-            assert not changed[self.beside(rank, request)].any()
+            assert not changed[content_map(rank.memory, request.destination) == 0].any()
         for rank in (*d, *p):
             rank.agent.close()
-
-    def beside(self, rank: Rank, request: ReadRequest) -> np.ndarray:
-        """Which bytes of a rank belong to no page content of the request."""
-        free = np.ones(len(rank.memory.bytes), dtype=bool)
-        for layer in rank.memory.layout.layers:
-            for block in request.destination.groups[layer.group]:
-                at = rank.memory.page_at(layer, block)
-                free[at : at + rank.memory.layout.content_bytes(layer)] = False
-        return free

@@ -31,7 +31,7 @@ def test_a_wrong_byte_is_named_by_its_section(section: str) -> None:
     blocks = dealt_blocks(source, tokens, 0)
     p, d = (Rank(source, 0, tokens, FakeAgent(name, network)) for name in "pd")
     p.memory.write_request(made, blocks)
-    load(d, [p], ReadRequest(tokens, blocks, blocks))
+    load(d, [p.told()], ReadRequest(tokens, blocks, blocks), p.agent.take_notifications)
     assert wrong_sections(d.memory, made, blocks) == []
     layer = next(
         layer

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import hybridpd_connector
+from hybridpd_connector.vllm_layers import PLAIN_ATTENTION
 from hybridpd_testkit.vllm_sources import REQUIREMENTS, source_of
 
 CONNECTORS = "vllm/distributed/kv_transfer/kv_connector"
@@ -185,6 +186,19 @@ def test_the_cache_is_described_as_it_is_read(version):
     )
     assert {"num_kv_heads", "head_size", "head_size_v", "dtype"} <= fields(found["AttentionSpec"])
     assert "page_size_bytes" in methods(found["KVCacheSpec"])
+
+
+@versions
+def test_what_tells_a_plain_cache_from_others_is_there(version):
+    """A field that a version lacks would be taken for plain."""
+    found = classes(module(version, "vllm/v1/kv_cache_interface.py"))
+    lineage = ("AttentionSpec", "FullAttentionSpec", "MLAAttentionSpec")
+    known = set().union(*(fields(found[name]) for name in lineage))
+    wanted = {*PLAIN_ATTENTION, "cache_role"} - (
+        {"storage_block_size"} if version > "0.31" else set()
+    )
+    assert wanted <= known
+    assert "tp_replicated" in fields(found["MambaSpec"])
 
 
 @versions

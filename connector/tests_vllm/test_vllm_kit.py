@@ -11,15 +11,9 @@ from tokenizers import Tokenizer
 from hybridpd_testkit.checkpoint_families import FAMILIES, VOCABULARY_SIZE
 from hybridpd_testkit.checkpoints import write_checkpoint
 from hybridpd_testkit.engines import base_environment
-from hybridpd_testkit.expectations import MAX_TOKENS, ideal_bytes
+from hybridpd_testkit.expectations import ideal_bytes
 from hybridpd_testkit.metrics import parse_metrics
-from hybridpd_testkit.near_ties import (
-    FULL_PROMPTS,
-    LEAST_TOKENS,
-    TIE_NATS,
-    Reference,
-    check_enough,
-)
+from hybridpd_testkit.near_ties import TIE_NATS, Reference, fallen_ties
 from hybridpd_testkit.processes import end_sessions, log_tail, session_members
 from hybridpd_testkit.tokenizer import SPECIAL_TOKENS, tokenizer_documents
 
@@ -118,14 +112,20 @@ def test_vllm_kit_a_difference_is_accepted_only_at_a_near_tie():
             reference.agreement(wrong)
 
 
-@pytest.mark.parametrize(
-    "compared",
-    [[MAX_TOKENS] * (FULL_PROMPTS - 1) + [LEAST_TOKENS] * 4, [MAX_TOKENS] * 8 + [LEAST_TOKENS - 1]],
-)
-def test_vllm_kit_too_little_compared_is_an_error(compared):
-    with pytest.raises(ValueError, match="compared tokens"):
-        check_enough(compared)
-    check_enough([MAX_TOKENS] * FULL_PROMPTS + [LEAST_TOKENS] * 3)
+def test_vllm_kit_the_comparison_goes_on_behind_a_near_tie():
+    reference = Reference((4, 5, 6, 7), (0.9, TIE_NATS, 0.9, 0.0))
+    answers = {(1,): (4, 9, 9, 9), (1, 4, 5): (6, 8)}
+    asked = []
+
+    def complete(prompt, max_tokens):
+        asked.append((tuple(prompt), max_tokens))
+        return answers[tuple(prompt)]
+
+    assert fallen_ties(reference, [1], complete) == 2
+    assert asked == [((1,), 4), ((1, 4, 5), 2)]
+    answers[1, 4, 5] = (9, 7)
+    with pytest.raises(ValueError, match=r"expected 6, which leads by 0.900 nats, got 9"):
+        fallen_ties(reference, [1], complete)
 
 
 def test_vllm_kit_a_session_ends_with_its_grandchildren():

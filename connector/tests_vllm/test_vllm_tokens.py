@@ -10,22 +10,32 @@ from hybridpd_testkit.pd_client import Pair, leases_held, measured, wait_until
 KINDS = {(1, 1): ("p1", "d1"), (1, 2): ("p1", "e2"), (2, 1): ("e2", "d1")}
 
 
-def check_tokens(pool, family, prefill_tp, decode_tp):
+def pair_of(pool, family, prefill_tp, decode_tp):
+    """(pair, single engine at TP 1). All engines of a family start together."""
     by_kind = dict(zip(("p1", "d1", "e2"), pool.engines(family, "p1", "d1", "e2"), strict=True))
     pair = Pair(*(by_kind[kind] for kind in KINDS[prefill_tp, decode_tp]))
     assert (pair.prefill.spec.tp_size, pair.decode.spec.tp_size) == (prefill_tp, decode_tp)
     assert pair.decode.spec.failure_policy == "fail"
+    return pair, by_kind["p1"]
+
+
+def load_tokens(pair, reports, prompt, max_tokens=MAX_TOKENS):
+    """The pair's tokens, after checking that D loaded all but one token of the prompt."""
+    answer, counted = measured(pair.decode, lambda: pair.complete(prompt, max_tokens))
+    loaded = len(prompt) - 1
+    assert counted.external_tokens == loaded
+    assert counted.computed_tokens == 1
+    assert counted.read_bytes == ideal_bytes(reports, loaded)
+    assert counted.predicted_bytes == counted.read_bytes
+    assert (counted.loads, counted.failures, counted.recomputed) == (min(loaded, 1), 0, 0)
+    return answer.tokens
+
+
+def check_tokens(pool, family, prefill_tp, decode_tp):
+    pair, single = pair_of(pool, family, prefill_tp, decode_tp)
     reports = pair.decode.worker_reports()
-    expected = reference_tokens(by_kind["p1"])
-    for prompt, tokens in zip(prompts(), expected, strict=True):
-        answer, counted = measured(pair.decode, lambda p=prompt: pair.complete(p, MAX_TOKENS))
-        loaded = len(prompt) - 1
-        assert answer.tokens == tokens, f"{len(prompt)} tokens"
-        assert counted.external_tokens == loaded
-        assert counted.computed_tokens == 1
-        assert counted.read_bytes == ideal_bytes(reports, loaded)
-        assert counted.predicted_bytes == counted.read_bytes
-        assert (counted.loads, counted.failures, counted.recomputed) == (min(loaded, 1), 0, 0)
+    for prompt, tokens in zip(prompts(), reference_tokens(single), strict=True):
+        assert load_tokens(pair, reports, prompt) == tokens, f"{len(prompt)} tokens"
     wait_until(lambda: leases_held(pair.prefill) == 0, "P has freed every prompt")
 
 
@@ -69,6 +79,33 @@ def test_vllm_tokens_falcon_h1_tp1_to_tp2(pool):
 
 def test_vllm_tokens_falcon_h1_tp2_to_tp1(pool):
     check_tokens(pool, "falcon-h1", 2, 1)
+
+
+def test_vllm_tokens_granite_4_h_tp1_to_tp1(pool):
+    check_tokens(pool, "granite-4-h", 1, 1)
+
+
+def test_vllm_tokens_granite_4_h_tp1_to_tp2(pool):
+    check_tokens(pool, "granite-4-h", 1, 2)
+
+
+def test_vllm_tokens_granite_4_h_tp2_to_tp1(pool):
+    check_tokens(pool, "granite-4-h", 2, 1)
+
+
+# Short convolutions: a conv state and no temporal one.
+
+
+def test_vllm_tokens_lfm2_tp1_to_tp1(pool):
+    check_tokens(pool, "lfm2", 1, 1)
+
+
+def test_vllm_tokens_lfm2_tp1_to_tp2(pool):
+    check_tokens(pool, "lfm2", 1, 2)
+
+
+def test_vllm_tokens_lfm2_tp2_to_tp1(pool):
+    check_tokens(pool, "lfm2", 2, 1)
 
 
 # Attention only.

@@ -145,7 +145,8 @@ def qwen_layer(
         yield from _projections(mixer, attention, gate=True)
         for side in ("q_norm", "k_norm"):
             yield Weight(f"{mixer}.{side}.weight", (attention.head_dim,), 0.1, 0.5)
-        yield _output(f"{mixer}.o_proj.weight", attention)
+        # The gate halves it, and three delta nets come before: attention must still decide tokens.
+        yield _output(f"{mixer}.o_proj.weight", attention, 4.0)
     yield excess(f"{prefix}.post_attention_layernorm.weight", HIDDEN_SIZE)
     if last:
         yield from _experts(f"{prefix}.mlp")
@@ -182,8 +183,8 @@ def _projections(prefix: str, attention: AttentionDims, gate: bool = False) -> I
     yield linear(f"{prefix}.v_proj.weight", keys, HIDDEN_SIZE, 2.0)
 
 
-def _output(name: str, attention: AttentionDims) -> Weight:
-    return linear(name, HIDDEN_SIZE, attention.query_heads * attention.head_dim, 1.5)
+def _output(name: str, attention: AttentionDims, gain: float = 1.5) -> Weight:
+    return linear(name, HIDDEN_SIZE, attention.query_heads * attention.head_dim, gain)
 
 
 def _delta_net(prefix: str, dims: DeltaDims) -> Iterator[Weight]:
