@@ -52,7 +52,9 @@ def layout(name: str, tp_size: int, multiple: int, ratio: int) -> CacheLayout:
 def request_between(source: CacheLayout, destination: CacheLayout) -> ReadRequest:
     """A little more than a block of either side."""
     tokens = max(source.block_tokens, destination.block_tokens) + 9
-    return ReadRequest(tokens, dealt_blocks(source, tokens, 0), dealt_blocks(destination, tokens, 1))
+    return ReadRequest(
+        tokens, dealt_blocks(source, tokens, 0), dealt_blocks(destination, tokens, 1)
+    )
 
 
 class Rank:
