@@ -14,6 +14,7 @@ peer; ``collect`` gives them back when it has ended.
 import contextlib
 import ctypes
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ from hybridpd_connector.errors import AgentError
 from hybridpd_connector.lease_board import SLOT_BYTES
 from hybridpd_connector.link_path import Measurement
 from hybridpd_connector.peer_uses import PeerUses
+
+logger = logging.getLogger(__name__)
 
 SCRATCH_BYTES = 2 << 20
 PIECE_BYTES = 16 << 10
@@ -185,10 +188,14 @@ class LinkProber:
                 time.sleep(_PAUSE_SECONDS)
 
     def _give_back(self, stray: _Stray) -> None:
-        self._agent.release_read(stray.read)
-        for prepared in stray.lists:
-            self._agent.release_list(prepared)
-        self._uses.let_go(stray.peer)
+        """Whoever collects has a link of its own in mind: an error here is only told."""
+        try:
+            self._agent.release_read(stray.read)
+            for prepared in stray.lists:
+                self._agent.release_list(prepared)
+            self._uses.let_go(stray.peer)
+        except AgentError as error:
+            logger.warning("a probe of %s was not given back cleanly: %s", stray.peer, error)
 
 
 def _too_slow(peer: str) -> AgentError:

@@ -9,7 +9,7 @@ from connector_engines import World
 from test_connector_two_engines import all_free, loaded, prefilled
 
 from hybridpd_connector import link_watch, stats
-from hybridpd_connector.errors import WireError
+from hybridpd_connector.errors import AgentError, WireError
 from hybridpd_connector.handshake import (
     HEADER_BYTES,
     Hello,
@@ -120,6 +120,27 @@ def test_a_probe_that_hangs_keeps_what_it_uses_and_no_more(world, monkeypatch):
     world.until(lambda: all_free(p) and all_free(d))
     d.ranks[0]._consumer._peers.lost("p", "test")
     assert (agent.open_reads, agent.peers, agent.open_lists) == (0, frozenset(), lists)
+
+
+def test_a_late_end_of_a_probe_does_not_disturb_other_links(world, monkeypatch, caplog):
+    p = world.engine("p", "producer", links=PROBE)
+    d = world.engine("d", "consumer", links=PROBE)
+    prober, agent = watch(d)._prober, world.network.agents["d/0"]
+    monkeypatch.setattr(watch(d), "_rules", link_watch.LinkRules(timeout_seconds=0.05))
+    world.network.hang_reads("p/0")
+    tokens, answer, _ = prefilled(p, 40)
+    d.add("d1", tokens, answer)
+    d.schedule("d1")
+    world.until(lambda: d.ranks[0].peers().get("backing_off"))
+
+    def stuck(name):
+        raise AgentError(f"peer {name}", "to be removed", "not now")
+
+    monkeypatch.setattr(agent, "remove_peer", stuck)
+    world.network.resume("p/0")
+    prober.collect()
+    assert prober.strays == 0
+    assert "was not given back cleanly: peer p/0" in caplog.text
 
 
 def test_closing_does_not_wait_for_a_probe_that_hangs(world):
