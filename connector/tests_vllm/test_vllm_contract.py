@@ -254,3 +254,12 @@ def test_failures_are_joined_as_the_scheduler_half_expects(version):
     assert "failed_recving = self._failed_recving_pending & finished_recving" in text
     scheduler = (source_of(version) / "vllm/v1/core/sched/scheduler.py").read_text()
     assert "def _handle_failed_recving" in scheduler
+
+
+@versions
+def test_an_id_that_comes_again_ends_the_engine(version):
+    """Why engines with request ids as clients send them are refused at start."""
+    scheduler = (source_of(version) / "vllm/v1/core/sched/scheduler.py").read_text()
+    assert 'is not None, "duplicate request id"' in scheduler
+    environment = (source_of(version) / "vllm/envs.py").read_text()
+    assert '"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"' in environment
