@@ -57,7 +57,7 @@ class Network:
         self._serial = serial
         self.wire = f"hpd{serial}-wire"
         self.wire_address = "198.19.2.1"  # as the decode host sees it
-        number = serial % 250
+        number = _free_number(serial % 250)
         self.prefill, self.decode = (
             Host(
                 side,
@@ -70,8 +70,7 @@ class Network:
         self._relay: Relay | None = None
 
     def build(self) -> None:
-        """Make everything; what an earlier, dead process left is removed first."""
-        _remove_leftovers()
+        """Make everything."""
         self._make_namespace(self.wire)
         _in(self.wire, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
         for index, host in enumerate((self.prefill, self.decode)):
@@ -183,7 +182,14 @@ def _try(*command: str) -> None:
     subprocess.run(command, check=False, capture_output=True)
 
 
+def _free_number(first: int) -> int:
+    """The third byte of our addresses towards the hosts: other runs may have theirs."""
+    used = set(re.findall(r"198\.18\.(\d+)\.", _run("ip", "-o", "-4", "address")))
+    return next(n % 250 for n in range(first, first + 250) if str(n % 250) not in used)
+
+
 def _remove_leftovers() -> None:
+    """What dead processes have left behind."""
     if not _NAMESPACES.is_dir():
         return
     for name in os.listdir(_NAMESPACES):
@@ -195,6 +201,7 @@ def _remove_leftovers() -> None:
 @contextlib.contextmanager
 def network() -> Iterator[Network]:
     """A network for this process, gone after the block."""
+    _remove_leftovers()
     made = Network(os.getpid())
     try:
         made.build()
