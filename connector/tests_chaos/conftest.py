@@ -45,13 +45,18 @@ def report(request):
 
 
 @pytest.fixture(scope="session")
-def stage(tmp_path_factory, report):
+def wire():
     if os.geteuid() != 0:
         pytest.fail("the chaos suite makes network namespaces: run it as root")
     with network() as made:
-        stage = Stage(made, tmp_path_factory.mktemp("chaos"), report)
-        try:
-            stage.start("prefill", "decode")
-            yield stage
-        finally:
-            stage.close()
+        yield made
+
+
+@pytest.fixture(scope="session")
+def stage(wire, tmp_path_factory, report):
+    stage = Stage(wire, tmp_path_factory.mktemp("chaos"), report)
+    try:
+        stage.start("prefill", "decode")
+        yield stage
+    finally:
+        stage.close()

@@ -25,6 +25,7 @@ from hybridpd_testkit.processes import inside_namespace
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _PACKET_BYTES = 65536
+_IPV4 = 4
 _IDLE_SECONDS = 0.2
 
 
@@ -72,13 +73,15 @@ class Relay:
                 waiting.extend(self._arrivals(file))
             while waiting and waiting[0][0] <= time.monotonic():
                 _, target, packet = waiting.popleft()
-                # The kernel refuses what it cannot route, ICMP of IPv6 for instance.
+                # The kernel refuses what it cannot route.
                 with contextlib.suppress(OSError):
                     os.write(target, packet)
 
     def _arrivals(self, file: int) -> Iterator[tuple[float, int, bytes]]:
         (target,) = (other for other in self._files if other != file)
         packet = os.read(file, _PACKET_BYTES)
+        if packet[0] >> 4 != _IPV4:
+            return  # the device's own IPv6 greetings
         if self._random.random() < self._weather.lost:
             self.lost += 1
             return
