@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 CORPUS, FINDINGS = HERE / "corpus", HERE / "findings"
 MAX_INPUT_BYTES = 16 * 1024
 MEMORY_MIB = 1024
-ONE_INPUT_SECONDS = 5
+ONE_INPUT_SECONDS = 30
 
 
 def main() -> int:
