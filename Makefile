@@ -18,6 +18,9 @@ check: ## Lint, types, contracts, unit and property tests: no vLLM, no cluster, 
 test-connector: ## The connector on real vLLM engines and real NIXL
 	@$(SUITE) connector
 
+test-matrix: ## The connector with every other feature of vLLM, on vLLM 0.30, 0.31 and 0.32
+	@$(SUITE) matrix
+
 chaos: ## Every row of the failure table and ten minutes of soak, on real engines (root)
 	@$(SUITE) chaos
 
@@ -48,4 +51,4 @@ help: ## This text
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
 	  /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo test check test-connector chaos fuzz test-e2e fmt bench cluster-up cluster-down help
+.PHONY: demo test check test-connector test-matrix chaos fuzz test-e2e fmt bench cluster-up cluster-down help

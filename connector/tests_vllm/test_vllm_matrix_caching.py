@@ -15,7 +15,12 @@ BLOCK_TOKENS = 128
 CACHING = ("--enable-prefix-caching", "--max-num-batched-tokens", str(BLOCK_TOKENS))
 PAIRS = ("p", "d", "pd")
 # Half a block; a block that N-1 fills; the same and one token more; two blocks and a rest.
-LENGTHS = (60, 129, 130, 300)
+LENGTHS = (
+    pytest.param(60, marks=pytest.mark.matrix),
+    129,
+    pytest.param(130, marks=pytest.mark.matrix),
+    300,
+)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def missing_packages(name: str) -> list[str]:
     headers. The failure tests make networks with iproute2.
     """
     missing = []
-    if name == "engine":
+    if name.partition("-")[0] == "engine":
         if shutil.which("g++") is None:
             missing.append("g++")
         if not Path(sysconfig.get_path("include"), "Python.h").exists():

@@ -46,6 +46,17 @@ PYTEST = ("python", "-m", "pytest", "-q")
 CHAOS = "connector/tests_chaos"
 FUZZ = ("python", "connector/fuzz/fuzz.py")
 CLUSTER = ("python", "-m", "hybridpd_cluster")
+# The end-to-end set that every supported vLLM runs, the tests marked `matrix` among them. 0.33 has
+# no CPU build: test_vllm_contract reads its source.
+MATRIX_ENGINES = (("0.30", "engine-0.30"), ("0.31", "engine-0.31"), ("0.32", "engine"))
+VLLM_TESTS = ROOT / "connector" / "tests_vllm"
+MATRIX_TESTS = tuple(
+    str(path.relative_to(ROOT))
+    for path in sorted(VLLM_TESTS.glob("test_vllm_*.py"))
+    if path.stem.startswith("test_vllm_matrix_")
+    or path.stem.removeprefix("test_vllm_")
+    in ("contract", "first_contact", "multi_connector", "preemption", "requests", "tokens")
+)
 PARTS = (
     Part("lint", "check", ("ruff", "check", "."), ("check", "test")),
     Part("format", "check", ("ruff", "format", "--check", "."), ("check", "test")),
@@ -55,7 +66,7 @@ PARTS = (
     Part(
         "connector on vLLM and NIXL",
         "engine",
-        (*PYTEST, "connector/tests_vllm"),
+        (*PYTEST, "-m", "not matrix", "connector/tests_vllm"),
         ("connector", "test"),
     ),
     Part("fuzz", "fuzz", FUZZ, ("test",)),
@@ -72,8 +83,12 @@ PARTS = (
     Part("images", "check", (*CLUSTER, "images"), ("e2e", "test"), own_cluster=True),
     Part("end to end", "check", (*PYTEST, "-s", "e2e"), ("e2e", "test")),
     Part("cluster down", "check", (*CLUSTER, "down"), ("e2e", "test"), own_cluster=True),
+    *(
+        Part(f"matrix on vLLM {version}", env, (*PYTEST, *MATRIX_TESTS), ("matrix",))
+        for version, env in MATRIX_ENGINES
+    ),
 )
-GROUPS = ("check", "connector", "chaos", "e2e", "test")
+GROUPS = ("check", "connector", "chaos", "e2e", "matrix", "test")
 # Parts of these groups alone are the long form of one that "test" runs.
 LONGER = ("chaos",)
 

