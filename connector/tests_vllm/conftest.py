@@ -151,6 +151,10 @@ class EnginePool:
         with running(specs, self._directory / "logs", self._nursery) as engines:
             yield engines
 
+    def log_of(self, name):
+        """What an engine of this pool has printed, also when it has ended."""
+        return (self._directory / "logs" / f"{name}.log").read_text()
+
     def _stop_other_families(self, family):
         """Tests run family by family, see `pytest_collection_modifyitems`."""
         others = [e for e in self._alive.values() if e.spec.checkpoint.name != family]

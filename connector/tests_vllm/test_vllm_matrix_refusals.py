@@ -9,14 +9,7 @@ import types
 import pytest
 
 from hybridpd_connector.vllm_compat import UnsupportedEngineError, check_engine
-from hybridpd_testkit.engines import (
-    SHIPPED,
-    Engine,
-    EngineFailedError,
-    EngineSpec,
-    base_environment,
-    stop_all,
-)
+from hybridpd_testkit.engines import SHIPPED, EngineFailedError, EngineSpec, base_environment
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of torch and vLLM, while they are imported
@@ -142,7 +135,7 @@ def test_vllm_matrix_refusals_of_offloading_by_vllm_itself(pool, monkeypatch):
         ),
     ],
 )
-def test_vllm_matrix_refusals_end_the_engine(pool, tmp_path, arguments, environment, sentence):
+def test_vllm_matrix_refusals_end_the_engine(pool, arguments, environment, sentence):
     spec = EngineSpec(
         "refused",
         pool.checkpoint("nemotron-h"),
@@ -150,11 +143,6 @@ def test_vllm_matrix_refusals_end_the_engine(pool, tmp_path, arguments, environm
         arguments=arguments,
         environment=environment,
     )
-    engine = Engine(spec, tmp_path)
-    engine.start()
-    try:
-        with pytest.raises(EngineFailedError, match="ended with exit code"):
-            engine.wait_ready(120.0)
-    finally:
-        stop_all([engine])
-    assert sentence in engine.log_path.read_text()
+    with pytest.raises(EngineFailedError, match="ended with exit code"), pool.own(spec):
+        pytest.fail("the engine has started")
+    assert sentence in pool.log_of("refused")

@@ -146,6 +146,7 @@ def _import_all() -> None:
         "hybridpd_connector.connector",
     ):
         importlib.import_module(module)
+    _mask_bf16_on_old_versions()
     context = multiprocessing.get_context("fork")
     for module in ("vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor"):
         vars(importlib.import_module(module))["get_mp_context"] = lambda: context
@@ -157,6 +158,16 @@ def _import_all() -> None:
     # of them than two cores; then what is to be waited for gets no processor, for minutes at worst.
     messages = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
     vars(messages)["sched_yield"] = lambda: time.sleep(_SPIN_SECONDS)
+
+
+def _mask_bf16_on_old_versions() -> None:
+    """vLLM before 0.32 packs convolution weights for AVX512-BF16 also when they are float32, and
+    then has no kernel for them: let it see a CPU without."""
+    import torch
+    from vllm import __version__
+
+    if tuple(int(part) for part in __version__.split(".")[:2]) < (0, 32):
+        vars(torch.cpu)["_is_avx512_bf16_supported"] = lambda: False
 
 
 def _fork(order: Mapping[str, Any], answers_fd: int) -> int:
