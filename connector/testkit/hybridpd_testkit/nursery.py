@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,6 @@ def _import_all() -> None:
         "hybridpd_connector.connector",
     ):
         importlib.import_module(module)
-    _mask_bf16_on_old_versions()
     context = multiprocessing.get_context("fork")
     for module in ("vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor"):
         vars(importlib.import_module(module))["get_mp_context"] = lambda: context
@@ -160,13 +160,15 @@ def _import_all() -> None:
     vars(messages)["sched_yield"] = lambda: time.sleep(_SPIN_SECONDS)
 
 
-def _mask_bf16_on_old_versions() -> None:
+def _mask_bf16_on_old_versions(arguments: Sequence[str]) -> None:
     """vLLM before 0.32 packs convolution weights for AVX512-BF16 also when they are float32, and
-    then has no kernel for them: let it see a CPU without."""
+    then has no kernel for them: let a server of a float32 model see a CPU without."""
     import torch
     from vllm import __version__
 
-    if tuple(int(part) for part in __version__.split(".")[:2]) < (0, 32):
+    old = tuple(int(part) for part in __version__.split(".")[:2]) < (0, 32)
+    dtypes = [value for name, value in pairwise(arguments) if name == "--dtype"]
+    if old and dtypes[-1:] == ["float32"]:
         vars(torch.cpu)["_is_avx512_bf16_supported"] = lambda: False
 
 
@@ -200,6 +202,7 @@ def _become_server(order: Mapping[str, Any]) -> None:
     if order["clock_ahead_seconds"]:
         set_clock_ahead(order["clock_ahead_seconds"])
     os.environ.update(order["environment"])
+    _mask_bf16_on_old_versions(order["arguments"])
     sys.argv = [_SERVER, *order["arguments"]]
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
