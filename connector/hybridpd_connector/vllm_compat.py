@@ -52,6 +52,8 @@ class EngineSettings:
     sleep_mode: bool = False
     permutes_cache: bool = False
     draft_method: str = ""
+    has_state: bool = False
+    on_cpu: bool = False
 
 
 def check_version(version: str) -> tuple[int, int]:
@@ -208,6 +210,14 @@ def check_settings(settings: EngineSettings) -> None:
     ):
         if is_on:
             raise UnsupportedEngineError(field, "off", "on", way_out)
+    _check_drafting(settings)
+    if settings.host_pools:
+        raise UnsupportedEngineError(
+            "KV cache groups", "in device memory", "host resident", "remove the offloading options"
+        )
+
+
+def _check_drafting(settings: EngineSettings) -> None:
     if settings.draft_method and settings.draft_method not in DRAFTS_WITHOUT_MODEL:
         raise UnsupportedEngineError(
             "speculative_config.method",
@@ -215,9 +225,13 @@ def check_settings(settings: EngineSettings) -> None:
             settings.draft_method,
             "a drafting model's cache is not handed over: use ngram, or no --speculative-config",
         )
-    if settings.host_pools:
+    if settings.draft_method and settings.has_state and settings.on_cpu:
+        # vLLM's CPU convolution does not look at how many drafted tokens were accepted.
         raise UnsupportedEngineError(
-            "KV cache groups", "in device memory", "host resident", "remove the offloading options"
+            "speculative_config",
+            "none for a hybrid model on a CPU",
+            settings.draft_method,
+            "its tokens are wrong there, with a connector or without: remove --speculative-config",
         )
 
 
@@ -248,6 +262,10 @@ def settings_of(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
         ),
         permutes_cache=bool(getattr(transfer, "enable_permute_local_kv", False)),
         draft_method=getattr(getattr(vllm_config, "speculative_config", None), "method", "") or "",
+        has_state=any(
+            type(getattr(group, "kv_cache_spec", None)).__name__ == "MambaSpec" for group in groups
+        ),
+        on_cpu=getattr(getattr(vllm_config, "device_config", None), "device_type", "") == "cpu",
     )
 
 

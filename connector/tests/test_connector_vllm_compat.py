@@ -109,6 +109,18 @@ def test_settings_that_are_refused(field, value, words):
         check_settings(EngineSettings(**{**GOOD, field: value}))
 
 
+@pytest.mark.parametrize(("has_state", "on_cpu", "refused"), [(1, 1, 1), (1, 0, 0), (0, 1, 0)])
+def test_ngrams_of_a_hybrid_model_are_refused_on_a_cpu(has_state, on_cpu, refused):
+    """There vLLM's own tokens are wrong; a GPU and a dense model do not have that kernel."""
+    more = {"draft_method": "ngram", "has_state": bool(has_state), "on_cpu": bool(on_cpu)}
+    settings = EngineSettings(**{**GOOD, **more})
+    if not refused:
+        check_settings(settings)
+        return
+    with pytest.raises(UnsupportedEngineError, match="remove --speculative-config"):
+        check_settings(settings)
+
+
 def test_settings_are_read_from_vllms_configuration():
     def space(**values):
         return types.SimpleNamespace(**values)

@@ -11,6 +11,7 @@ import pytest
 from hybridpd_connector.vllm_compat import UnsupportedEngineError, check_engine
 from hybridpd_testkit.engines import SHIPPED, EngineFailedError, EngineSpec, base_environment
 
+NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}')
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of torch and vLLM, while they are imported
 ]
@@ -128,6 +129,7 @@ def test_vllm_matrix_refusals_of_offloading_by_vllm_itself(pool, monkeypatch):
     [
         (("--pipeline-parallel-size", "2"), {}, "pipeline_parallel_size: expected 1, got 2"),
         (("--kv-cache-dtype", "fp8"), {}, "kv_cache_dtype: expected auto on a CPU"),
+        (NGRAM, {}, "speculative_config: expected none for a hybrid model on a CPU"),
         (
             (),
             {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
