@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hybridpd_connector.connector import HybridNixlConnector
 from hybridpd_testkit.probe_orders import (
     ATTENTION_SECTIONS,
+    DELTA_SECTIONS,
     DIRECTORY_VARIABLE,
     STATE_SECTIONS,
     write_whole,
@@ -85,11 +86,11 @@ class ProbeConnector(HybridNixlConnector):
 def section_views(section: str, page: torch.Tensor, spec: Any) -> Iterator[torch.Tensor]:
     """The parts of one page that hold a section; none when the layer has no such section.
 
-    State page: bytes of [x | B | C] as (channels, conv steps), then the recurrent state. Attention
-    page on the CPU in float32: per head, first all of K, then all of V.
+    State page: bytes of [x | B | C] or [q | k | v] as (channels, conv steps), then the recurrent
+    state. Attention page on the CPU: per head, first all of K, then all of V.
     """
     if hasattr(spec, "shapes"):
-        if section in STATE_SECTIONS:
+        if section in STATE_SECTIONS or section in DELTA_SECTIONS:
             first, last = _state_range(section, spec)
             yield page.flatten()[first:last]
     elif section in ATTENTION_SECTIONS:
@@ -102,10 +103,12 @@ def _state_range(section: str, spec: Any) -> tuple[int, int]:
     """Byte range of a section inside a state page, from vLLM's own shapes."""
     (channels, steps), (heads, head_dim, _) = spec.shapes
     conv_item, ssm_item = (dtype.itemsize for dtype in spec.dtypes)
-    inner = heads * head_dim
+    inner = heads * head_dim  # channels of x, or of v
     shared = (channels - inner) // 2
-    bounds = [0, inner, inner + shared, channels]
+    delta = spec.mamba_type.name == "GDN_ATTN"
+    widths = (shared, shared, inner) if delta else (inner, shared, shared)
+    bounds = [sum(widths[:count]) for count in range(4)]
     edges = [edge * steps * conv_item for edge in bounds]
     edges.append(edges[-1] + math.prod(spec.shapes[1]) * ssm_item)
-    index = STATE_SECTIONS.index(section)
+    index = (DELTA_SECTIONS if delta else STATE_SECTIONS).index(section)
     return edges[index], edges[index + 1]

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DIRECTORY_VARIABLE = "HYBRIDPD_PROBE_DIR"
-STATE_SECTIONS = ("x", "B", "C", "ssm")
+STATE_SECTIONS = ("x", "B", "C", "ssm")  # of Mamba-2
+DELTA_SECTIONS = ("conv q", "conv k", "conv v", "ssm")  # of Gated DeltaNet
 ATTENTION_SECTIONS = ("k", "v")
 
 
