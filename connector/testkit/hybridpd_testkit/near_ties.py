@@ -70,12 +70,13 @@ def fallen_ties(
 @functools.cache
 def references(engine: Engine) -> list[Reference]:
     """What one engine answers to ``prompts()`` by itself, without any transfer."""
-    return [_reference(engine, prompt) for prompt in prompts()]
+    return [reference_of(engine, prompt, MAX_TOKENS) for prompt in prompts()]
 
 
-def _reference(engine: Engine, prompt: list[int]) -> Reference:
+def reference_of(engine: Engine, prompt: list[int], max_tokens: int) -> Reference:
+    """What one engine answers to a prompt by itself, and how sure it was of each token."""
     # Tokens as ids: two tokens may have one text, and would share a key.
-    request = completion_request(prompt, MAX_TOKENS, logprobs=2, return_tokens_as_token_ids=True)
+    request = completion_request(prompt, max_tokens, logprobs=2, return_tokens_as_token_ids=True)
     (choice,) = engine.post("/v1/completions", request)["choices"]
     margins = []
     for top in choice["logprobs"]["top_logprobs"]:
