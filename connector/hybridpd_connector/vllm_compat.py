@@ -6,6 +6,7 @@ of a hybrid model failed and decode from whatever the memory holds.
 """
 
 import dataclasses
+import difflib
 import ipaddress
 import os
 import re
@@ -13,6 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hybridpd_connector.errors import ConnectorError
+from hybridpd_connector.settings import SETTINGS
 from hybridpd_geometry import STATE_MODES
 
 OLDEST = (0, 30)
@@ -94,6 +96,18 @@ def check_request_ids(environment: Mapping[str, str]) -> None:
             value,
             "a retried request id would end the engine while blocks are held: remove the setting",
         )
+
+
+def check_setting_names(extra: Mapping[str, object]) -> None:
+    """Refuse a key of ``kv_connector_extra_config`` that nothing reads, such as a misspelt one."""
+    known = [setting.name for setting in SETTINGS]
+    for name in extra:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "remove it"
+            raise UnsupportedEngineError(
+                "kv_connector_extra_config", f"keys among {', '.join(known)}", name, hint
+            )
 
 
 def check_seconds(field: str, value: object, shortest: float, longest: float) -> float:
@@ -276,6 +290,7 @@ def check_engine(vllm_config: Any, kv_cache_config: Any) -> EngineSettings:
     check_version(__version__)
     check_allocator(os.environ)
     check_request_ids(os.environ)
+    check_setting_names(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
     settings = settings_of(vllm_config, kv_cache_config, __version__)
     check_settings(settings)
     return settings

@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+from hybridpd_connector.settings import SETTINGS
 from hybridpd_connector.sum_board import MODES
 from hybridpd_connector.vllm_compat import (
     EngineSettings,
@@ -14,6 +15,7 @@ from hybridpd_connector.vllm_compat import (
     check_conv_layout,
     check_request_ids,
     check_seconds,
+    check_setting_names,
     check_settings,
     check_side_channel_host,
     check_version,
@@ -175,3 +177,11 @@ def test_a_side_channel_on_every_address_is_refused(host):
 @pytest.mark.parametrize("host", ["10.0.0.7", "127.0.0.1", "localhost", "fd00::7", "eth0", "pod-0"])
 def test_a_side_channel_on_one_address_is_accepted(host):
     check_side_channel_host(host)
+
+
+def test_every_known_setting_is_accepted_and_a_misspelt_one_named():
+    check_setting_names({setting.name: setting.default for setting in SETTINGS})
+    with pytest.raises(UnsupportedEngineError, match=r"lease_second.*did you mean lease_seconds\?"):
+        check_setting_names({"lease_seconds": 30, "lease_second": 30})
+    with pytest.raises(UnsupportedEngineError, match=r"num_threads.*remove it"):
+        check_setting_names({"num_threads": 4})

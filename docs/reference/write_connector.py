@@ -39,7 +39,7 @@ channel listens on `VLLM_NIXL_SIDE_CHANNEL_HOST` and `VLLM_NIXL_SIDE_CHANNEL_POR
 parallel index), which readers are told as `remote_host` and `remote_port`.
 
 ## Settings
-Keys of `kv_connector_extra_config`. A value that is not accepted is refused at start.
+Keys of `kv_connector_extra_config`. Others, and values that are not accepted, are refused at start.
 
 | key | default | accepted | on | meaning |
 |---|---|---|---|---|
@@ -152,6 +152,7 @@ BAD: tuple[tuple[str, Callable[[], object]], ...] = (
         "request ids of clients",
         lambda: compat.check_request_ids({compat.REQUEST_IDS_VARIABLE: "1"}),
     ),
+    ("a key that nothing reads", lambda: compat.check_setting_names({"lease_second": 30})),
     ("side channel address", lambda: compat.check_side_channel_host("*")),
     ("KV cache layout", lambda: compat.check_cache_layout("NHD")),
     ("a duration", lambda: compat.check_seconds("lease_seconds", 0, 1, 86400)),
