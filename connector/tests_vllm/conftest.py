@@ -155,6 +155,14 @@ class EnginePool:
         """What an engine of this pool has printed, also when it has ended."""
         return (self._directory / "logs" / f"{name}.log").read_text()
 
+    def fresh(self, family, kind):
+        """One engine that no other test has used: started anew if it is running."""
+        running = self._alive.pop(self.spec(family, kind).name, None)
+        if running is not None:
+            stop_all([running])
+        (engine,) = self.engines(family, kind)
+        return engine
+
     def _stop_other_families(self, family):
         """Tests run family by family, see `pytest_collection_modifyitems`."""
         others = [e for e in self._alive.values() if e.spec.checkpoint.name != family]

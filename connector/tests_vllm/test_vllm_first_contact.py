@@ -1,6 +1,6 @@
 """The first request of a pair, when the two engines have never spoken and P has other things to do.
 
-These need engines that have not met: they run before the other tests of the family.
+These need decode engines that have not met anybody: they are started anew.
 """
 
 import signal
@@ -26,7 +26,8 @@ def has_met_nobody(engine):
 
 def test_vllm_first_contact_while_p_is_in_a_long_step(pool):
     """The handshake and the read go on while P's engine is inside one step."""
-    pair = Pair(*pool.engines("nemotron-h", "p1", "d1", "e2")[:2])
+    (prefill,) = pool.engines("nemotron-h", "p1")
+    pair = Pair(prefill, pool.fresh("nemotron-h", "d1"))
     expected = reference_tokens(pair.prefill)[PROMPT]
     assert has_met_nobody(pair.decode)
     params = pair.prefill_only(prompts()[PROMPT])
@@ -57,7 +58,8 @@ def require_link_was_probed(decode):
 
 def test_vllm_first_contact_abandoned_while_p_is_frozen(pool):
     """A client leaves while the handshake hangs: both sides end empty, and the pair works later."""
-    prefill, decode = pool.engines("nemotron-h", "p1", "e2")
+    (prefill,) = pool.engines("nemotron-h", "p1")
+    decode = pool.fresh("nemotron-h", "e2")
     pair = Pair(prefill, decode)
     assert has_met_nobody(decode)
     params = pair.prefill_only(prompts()[PROMPT])
