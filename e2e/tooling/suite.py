@@ -62,7 +62,8 @@ PARTS = (
     Part("format", "check", ("ruff", "format", "--check", "."), ("check", "test")),
     Part("types", "check", ("mypy",), ("check", "test")),
     Part("contracts", "check", ("lint-imports", "--no-cache"), ("check", "test")),
-    Part("unit and property", "check", PYTEST, ("check", "test")),
+    # One process for each core: nothing here starts an engine or a cluster.
+    Part("unit and property", "check", (*PYTEST, "-n", "auto"), ("check", "test")),
     Part(
         "connector on vLLM and NIXL",
         "engine",
