@@ -8,7 +8,7 @@ IN_CHECK = PATH="$(CHECK)/bin:$$PATH" PYTHONPATH="$(CURDIR)/operator:$(CURDIR)/c
 demo: ## One HybridPDService on a real one-node cluster, tokens compared with a single engine
 	$(IN_CHECK) python -m hybridpd_demo
 
-test: ## Everything: lint, types, contracts, unit, real vLLM and NIXL, the real cluster
+test: ## What CI runs: make check, real vLLM and NIXL, fuzzing, failures and soak, the real cluster
 	@$(SUITE) test
 
 ##@ Daily work
@@ -33,7 +33,7 @@ test-e2e: ## The operator on the real cluster (or on the one KUBECONFIG names)
 fmt: ## Format and fix what ruff can fix
 	$(IN_CHECK) ruff format . && $(IN_CHECK) ruff check --fix .
 
-bench: ## The connector's costs beside vLLM's own connector, without engines: about two minutes
+bench: ## The connector's costs beside those of vLLM's own, without engines: about two minutes
 	@for program in transfer_costs connector_cpu table_build; do \
 	  echo "# benchmarks/$$program.py"; \
 	  PYTHONPATH="$(CURDIR)/operator:$(CURDIR)/connector:$(CURDIR)/connector/testkit" \

@@ -31,7 +31,7 @@ class Reason:
 _ALL = (
     Reason(
         "bad_params",
-        "kv_transfer_params are missing, of the wrong type or out of bounds",
+        "kv_transfer_params lack a key, or one is of the wrong type or out of bounds",
         "let the router pass kv_transfer_params of the prefill answer on unchanged",
     ),
     Reason(

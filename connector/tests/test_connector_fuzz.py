@@ -6,6 +6,7 @@ connector/fuzz/corpus and is read here again.
 
 import pickle
 import random
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -85,9 +86,13 @@ def test_what_claims_to_be_huge_costs_nothing(name):
     """Lengths of four gigabytes, with nothing behind them."""
     target = TARGETS[name]
     header = target.seeds[0][: max(target.header_bytes, 0)]
+    tracemalloc.start()
     for claim in (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"):
         assert not target.run(header + claim)
         assert not target.run(header + b"\x93" + claim)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 << 20
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -35,7 +35,7 @@ from hybridpd_testkit.processes import HttpError, inside_namespace
 LEASE_SECONDS = 6
 HANDSHAKE_SECONDS = 12
 READ_SECONDS = 60
-# What the issue of blocks promises, and what a loaded machine may add to it.
+# How soon blocks are promised to be back, and what a loaded machine may add to it.
 IDLE_SECONDS = LEASE_SECONDS + 5
 SLACK_SECONDS = 20
 LENGTH = 600  # tokens: 715 kB of state, 3 s on a link of 2 Mbit/s

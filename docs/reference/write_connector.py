@@ -46,6 +46,10 @@ Keys of `kv_connector_extra_config`. Others, and values that are not accepted, a
 """
 
 PARAMETERS = """
+More about [checksums](checksums.md), [the key](../howto/secure-the-side-channel.md), other
+[features of vLLM](combinations.md) beside the connector, and
+[what holds when something fails](../explanation/failure-model.md).
+
 ## Parameters of a request
 `kv_transfer_params`, which a router relays and nobody else has to understand.
 

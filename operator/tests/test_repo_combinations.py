@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "combinations.md"
 TEST = re.compile(r"`(test_\w+)`")
@@ -56,3 +58,17 @@ def test_refusals_are_quoted_as_they_are_written() -> None:
     assert len(sentences) >= 5
     for sentence in sentences:
         assert sentence in text, sentence
+
+
+def test_the_page_says_what_runs_on_one_version_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "LoRA's and those of other block sizes run on 0.32 only": all others are in the matrix."""
+    monkeypatch.syspath_prepend(str(ROOT / "e2e" / "tooling"))
+    import suite
+
+    named = set(TEST.findall(PAGE.read_text()))
+    files = (ROOT / "connector" / "tests_vllm").glob("test_vllm_*.py")
+    showing = [path for path in files if named & set(DEFINED.findall(path.read_text()))]
+    in_the_matrix = {ROOT / test for test in suite.MATRIX_TESTS}
+    left_out = {path.stem for path in showing if path not in in_the_matrix}
+    assert left_out == {"test_vllm_lora", "test_vllm_block_sizes"}
+    assert "LoRA's and\nthose of other block sizes run on 0.32 only" in PAGE.read_text()

@@ -36,6 +36,30 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+def test_every_page_is_on_the_page_that_lists_its_folder() -> None:
+    """docs/index.md lists all pages, but for decisions, which have a list of their own."""
+    for listed, pages in (
+        (ROOT / "docs" / "index.md", [page for page in PAGES if page.parent.name != "adr"]),
+        (ROOT / "docs" / "adr" / "README.md", [*(ROOT / "docs" / "adr").glob("0*.md")]),
+    ):
+        links = {(listed.parent / link).resolve() for link in LINK.findall(listed.read_text())}
+        assert set(pages) - links - {listed} == set()
+
+
+def test_every_benchmark_is_listed_and_so_is_its_output() -> None:
+    """A program is a file that can be run; a listed output is one that exists."""
+    folder = ROOT / "benchmarks"
+    programs = [path for path in folder.rglob("*.py") if "__main__" in path.read_text()]
+    text = (folder / "README.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if ".py` | " in line]
+    assert sorted(f"`{path.relative_to(folder)}`" for path in programs) == sorted(
+        row[0] for row in rows
+    )
+    for row in rows:
+        for pattern in re.findall(r"`([^`]+)`", row[3] if len(row) > 3 else ""):
+            assert [*folder.glob(pattern)], pattern
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_examples_parse(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):

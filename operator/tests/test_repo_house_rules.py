@@ -128,12 +128,20 @@ def test_a_package_imports_alone_without_its_extras(module: str) -> None:
     assert done.stdout.strip() == "imported", done.stderr
 
 
-def test_the_readme_names_only_targets_that_exist() -> None:
+def test_the_documents_name_the_targets_that_exist_and_suites_are_all_named() -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    text = "".join((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
-    named = set(re.findall(r"\bmake ([a-z0-9-]+)", text))
-    assert named
-    assert named <= targets
+    for path in tracked("*.md"):
+        text = path.read_text()
+        code = re.findall(r"`make ([a-z0-9-]+)|^make ([a-z0-9-]+)", text, re.MULTILINE)
+        assert {one or other for one, other in code} <= targets, path
+    suites = {"check", "test", "test-connector", "test-matrix", "chaos", "fuzz", "bench"}
+    assert suites <= targets
+    for name, wanted in (
+        ("CONTRIBUTING.md", suites | {"test-e2e"}),
+        ("README.md", suites - {"test-connector"}),
+    ):
+        named = set(re.findall(r"\bmake ([a-z0-9-]+)", (ROOT / name).read_text()))
+        assert wanted <= named, name
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
