@@ -14,7 +14,12 @@ sys.path.append(str(ROOT / "connector"))
 
 from hybridpd_connector.link_path import LinkPath  # noqa: E402
 from hybridpd_connector.peers import PeerState  # noqa: E402
-from hybridpd_connector.stats import METRICS, MetricDefinition  # noqa: E402
+from hybridpd_connector.side_channel_guard import REASONS as REFUSALS  # noqa: E402
+from hybridpd_connector.stats import (  # noqa: E402
+    CHECKSUM_RESULTS,
+    METRICS,
+    MetricDefinition,
+)
 
 HEADER = """# Metrics of the connector
 
@@ -39,6 +44,8 @@ expired when it ran out on any rank.
 | label | values |
 |---|---|
 | `reason` of load failures | the reasons in [connector](connector.md#metrics) |
+| `reason` of refused connections | {refusals}: see [the key](../howto/secure-the-side-channel.md) |
+| `result` | {results}: see [checksums](checksums.md) |
 | `state` | {states}; `evicted` is the number of evictions so far, the others are engines now |
 | `path` | {paths} |
 | `peer` | host:port of a prefill engine's side channel, or `others`; a series ends with its link |
@@ -55,6 +62,8 @@ def row(metric: MetricDefinition) -> str:
 def document() -> str:
     """The whole page."""
     values = {
+        "refusals": ", ".join(f"`{reason}`" for reason in REFUSALS),
+        "results": ", ".join(f"`{result}`" for result in CHECKSUM_RESULTS),
         "states": ", ".join(f"`{state.value}`" for state in PeerState),
         "paths": ", ".join(f"`{path.value}`" for path in LinkPath),
     }

@@ -79,6 +79,15 @@ def test_the_tiny_example_states_its_checkpoints_facts() -> None:
     assert inline == {key: written[key] for key in inline}
 
 
+def test_every_label_of_a_metric_has_its_values_on_the_page() -> None:
+    lines = (ROOT / "docs" / "reference" / "metrics.md").read_text().splitlines()
+    metrics = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `hybridpd_")]
+    used = [label for cells in metrics for label in re.findall(r"`([a-z]+)`", cells[2])]
+    explained = [line[3:].partition("`")[0] for line in lines if re.match(r"\| `[a-z]+`", line)]
+    assert used
+    assert sorted(used) == sorted(explained)
+
+
 def test_every_condition_is_explained() -> None:
     (source,) = (ROOT / "crds").glob("*.yaml")
     text = source.read_text()
