@@ -12,7 +12,7 @@ test: ## What CI runs: make check, real vLLM and NIXL, fuzzing, failures and soa
 	@$(SUITE) test
 
 ##@ Daily work
-check: ## Lint, types, contracts, unit and property tests: no vLLM, no cluster, a minute or two
+check: ## Lint, types, contracts, unit and property tests: no vLLM, no cluster, under a minute
 	@$(SUITE) check
 
 test-connector: ## The connector on real vLLM engines and real NIXL
