@@ -148,15 +148,17 @@ class LinkBuilder:
         """Give back everything of a link that no read uses any more."""
         if self.watch is not None and link.met is not None:
             self.watch.forget(link.met)
-        for source in link.sources:
-            self._boards.detach(source.board)
-            self._agent.release_list(source.remote)
-            self._agent.release_list(source.local)
-        if link.sums is not None and self._sums is not None:
-            for view in link.sums.views.values():
-                self._sums.detach(view)
-        for peer in link.peers:
-            self.uses.let_go(peer)
+        # What cannot be given back must not keep the rest: the last one in the list goes first.
+        with contextlib.ExitStack() as rest:
+            for peer in link.peers:
+                rest.callback(self.uses.let_go, peer)
+            if link.sums is not None and self._sums is not None:
+                for view in link.sums.views.values():
+                    rest.callback(self._sums.detach, view)
+            for source in link.sources:
+                rest.callback(self._agent.release_list, source.local)
+                rest.callback(self._agent.release_list, source.remote)
+                rest.callback(self._boards.detach, source.board)
 
     def _add_peer(self, metadata: bytes, undo: contextlib.ExitStack) -> str:
         peer = self.uses.add(metadata)

@@ -210,10 +210,11 @@ class SumReader:
 
     def take(self, slot: SlotRead) -> tuple[SlotHeader, "array.array[int]"]:
         """Header and sums of a slot whose read is DONE; as many sums as were asked for."""
-        per_page = PAGE_BYTES // WORD_BYTES
         words = array.array("Q")
+        first = ctypes.addressof(self._scratch)
         for page in slot.pages:
-            words.extend(self._scratch[page * per_page : (page + 1) * per_page])
+            # Whole pages: word by word it would hold a step up for milliseconds.
+            words.frombytes(ctypes.string_at(first + page * PAGE_BYTES, PAGE_BYTES))
         header = SlotHeader(*words[:HEADER_WORDS])
         return header, words[HEADER_WORDS : HEADER_WORDS + slot.words]
 

@@ -6,6 +6,7 @@ because every later address is computed from the specifications.
 """
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -51,14 +52,15 @@ class CacheMemory:
     def zero(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Zero ``(address, length in bytes)`` ranges, in order with the engine's own kernels."""
         pieces: list[torch.Tensor] = []
+        # A dense model has hundreds of ranges in as many regions as layers: no search in a search.
+        known = sorted(zip(self.regions, self._bytes, strict=True), key=lambda it: it[0].address)
+        firsts = [region.address for region, _ in known]
         for address, length in ranges:
-            for region, view in zip(self.regions, self._bytes, strict=True):
-                start = address - region.address
-                if start >= 0 and start + length <= region.length_bytes:
-                    pieces.append(view[start : start + length])
-                    break
-            else:
+            region, view = known[bisect_right(firsts, address) - 1]
+            start = address - region.address
+            if start < 0 or start + length > region.length_bytes:
                 raise UnsupportedEngineError("address to zero", "inside the cache", hex(address))
+            pieces.append(view[start : start + length])
         if pieces:
             # On a GPU one launch for all of them: a launch each costs more than the zeroing.
             torch._foreach_zero_(pieces)

@@ -126,7 +126,9 @@ class Wants:
     def end_lingering(self, now: float) -> None:
         while self._lingering and self._lingering[0][0] <= now:
             _, want, request_id = self._lingering.popleft()
-            self._drop(want, request_id, now)
+            again = self._wants.get(request_id)
+            if again is None or again.refusal or again.key != want.key:
+                self._drop(want, request_id, now)
 
     def send_due(self, now: float) -> None:
         """Send releases that are owed and renewals that are due, as far as peers are ready."""
@@ -155,7 +157,11 @@ class Wants:
         """Release on every P rank, once nobody here uses the prefill any more."""
         if not self._leases.drop(want.key, request_id):
             return
-        self._unsent.get(want.key.engine_id, set()).discard(want.key.p_request)
+        unsent = self._unsent.get(want.key.engine_id, set())
+        unsent.discard(want.key.p_request)
+        if not unsent:
+            # Its engine may never be ready again, and nobody would look at an empty set.
+            self._unsent.pop(want.key.engine_id, None)
         message = encode(
             Release(
                 p_request=want.key.p_request,

@@ -1,0 +1,77 @@
+"""What is left behind, or let go too early, when a peer or an id does not behave as usual."""
+
+import pytest
+from connector_engines import LEASE_SECONDS, World
+from test_connector_two_engines import all_free, loaded, prefilled
+from test_connector_worker_side import Linking
+
+from hybridpd_connector.errors import AgentError
+from hybridpd_connector.wants import LINGER_SECONDS
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    world.close()
+
+
+def test_a_sample_that_comes_again_keeps_the_prefill_of_the_one_that_ended(world):
+    """The release of the first one lingers for its siblings; it must not end the second's lease."""
+    p, d = world.engine("p", "producer"), world.engine("d", "consumer")
+    tokens, answer, made = prefilled(p, 40)
+    for _ in range(2):
+        d.add("0_same", tokens, answer)
+        d.step()
+        loaded(world, d, "0_same")
+        assert d.pages_equal("0_same", made, 39)
+        d.end("0_same")
+        d.add("0_same", tokens, answer)
+        d.step()
+        world.now += LINGER_SECONDS + 0.1
+        for _ in range(4):
+            world.until(lambda: True)
+        assert not all_free(p), "the second request still waits"
+        loaded(world, d, "0_same")
+        assert d.reasons == {}
+        assert d.pages_equal("0_same", made, 39)
+        d.end("0_same")
+    world.now += LINGER_SECONDS + 0.1
+    world.until(lambda: all_free(p) and all_free(d))
+
+
+def test_engines_that_never_answer_leave_nothing_behind(world):
+    """A router may name engines that are gone; each has a name of its own."""
+    d = world.engine("d", "consumer")
+    wants = d.ranks[0]._consumer._wants
+    for number in range(5):
+        p = world.engine(f"p{number}", "producer", port=7000 + number)
+        tokens, answer, _ = prefilled(p, 40, seed=number)
+        del world.responders["10.0.0.1", 7000 + number]
+        d.add(f"d{number}", tokens, answer)
+        world.until(lambda: True)
+        d.end(f"d{number}")
+    d.step()
+    world.now += LEASE_SECONDS + 1
+    d.step()
+    assert wants.idle(world.now)
+    assert not wants._unsent
+
+
+@pytest.mark.parametrize("call", ["release_list", "remove_peer"])
+def test_what_cannot_be_given_back_does_not_keep_the_rest(world, call, monkeypatch):
+    linking = Linking(world)
+    link = linking.build()
+    good, refused = getattr(linking.agent, call), []
+
+    def refuse_once(handle):
+        if not refused:
+            refused.append(handle)
+            raise AgentError("agent d/0", f"to {call}", "the library refuses")
+        good(handle)
+
+    monkeypatch.setattr(linking.agent, call, refuse_once)
+    with pytest.raises(AgentError, match="the library refuses"):
+        linking.builder.take_apart(link)
+    good(refused[0])
+    assert linking.nothing_left()
