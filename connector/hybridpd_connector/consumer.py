@@ -62,12 +62,13 @@ class ReadTools:
 
 @dataclasses.dataclass
 class _Loading:
-    """A load that is not reported yet; ``link`` is set while it is read."""
+    """A load that is not reported yet; ``link`` is set while it is read, until ``read_by``."""
 
     order: Load
     want: Want
     deadline: float
     link: PeerLink | None = None
+    read_by: float = 0.0
     predicted_bytes: int = 0
     predicted_descriptors: int = 0
 
@@ -244,8 +245,8 @@ class ConsumerRank:
         except GeometryError as error:
             self._fail(loading, BAD_BLOCKS, str(error), now)
             return
-        loading.link = link
-        self._transfers.submit(order.request_id, reads, now + self._timeouts.read)
+        loading.link, loading.read_by = link, now + self._timeouts.read
+        self._transfers.submit(order.request_id, reads, loading.read_by)
         self._stats.observe(stats.QUEUE_SECONDS, now - loading.want.arrived_at)
         # While the bytes are on their way: no read touches what is zeroed here.
         runs = local_zero_runs(link.plan, remote.tokens, RequestBlocks(order.block_ids))
@@ -306,8 +307,12 @@ class ConsumerRank:
         overdue = set(self._transfers.overdue(now))
         if not overdue:
             return
-        for engine_id, link in list(self._peers.ready().items()):
-            if overdue.intersection(link.peers):
+        # The link that such a read uses, and not its successor, which may be good.
+        links = [item.link for item in self._loading.values() if item.link and item.read_by <= now]
+        late = {link.engine_id: link for link in links if overdue.intersection(link.peers)}
+        ready = self._peers.ready()
+        for engine_id, link in late.items():
+            if ready.get(engine_id) is link:
                 self._peers.lost(engine_id, "a read did not end in time")
 
     def _lose(self, link: PeerLink, reason: str) -> None:

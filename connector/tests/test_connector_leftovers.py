@@ -75,3 +75,29 @@ def test_what_cannot_be_given_back_does_not_keep_the_rest(world, call, monkeypat
         linking.builder.take_apart(link)
     good(refused[0])
     assert linking.nothing_left()
+
+
+def test_a_read_that_never_ends_costs_one_handshake_and_not_one_per_step(world, monkeypatch):
+    p, d = world.engine("p", "producer"), world.engine("d", "consumer")
+    tokens, answer, _ = prefilled(p, 40, "p1")
+    d.add("stuck", tokens, answer)
+    world.network.hang_reads("p/0")
+    d.schedule("stuck")
+    transfers = d.ranks[0]._consumer._transfers
+    world.until(lambda: transfers.in_flight)
+    agent = world.network.agents["d/0"]
+    agent._reads[0].polls = -(10**9)
+    world.network.resume("p/0")
+    world.now += 61.0
+    asked, ask = [], world.ask
+    monkeypatch.setattr(world, "ask", lambda *question: asked.append(question) or ask(*question))
+    for number in range(4):
+        tokens, answer, made = prefilled(p, 40, f"q{number}", seed=number)
+        d.add(f"d{number}", tokens, answer)
+        loaded(world, d, f"d{number}")
+        assert d.pages_equal(f"d{number}", made, 39)
+        d.end(f"d{number}")
+    assert len(asked) == 1
+    agent._reads[0].polls = 0
+    world.until(lambda: not transfers.in_flight and len(agent.peers) == 1)
+    assert d.reasons == {"stuck": "deadline"}
