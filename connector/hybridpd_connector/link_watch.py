@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from hybridpd_connector.errors import AgentError, RefusedError
+from hybridpd_connector.errors import RefusedError
 from hybridpd_connector.handshake import HostFacts
 from hybridpd_connector.link_path import Diagnosis, Measurement, diagnose
 from hybridpd_connector.link_probe import LinkProber, ProbeTarget
@@ -159,9 +159,10 @@ class LinkWatch:
             self._prepare_thread()
             until = time.monotonic() + self._rules.timeout_seconds
             again = self._measured(met.engine_id, met.label, met.ends, until)
-        except AgentError as error:
-            # Whoever needs the link will find out, and say so; here it only waits for its turn.
-            logger.info("link to %s was not measured again: %s", met.label, error)
+        except Exception as error:
+            # Whoever needs the link will find out, and say so; here it only waits for its turn,
+            # whatever it was: else the next tick, a moment later, would try again, and the next.
+            logger.info("link to %s was not measured again: %r", met.label, error)
             met.measured_at = self._clock()
             return
         with self._lock:

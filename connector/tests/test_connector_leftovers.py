@@ -101,3 +101,23 @@ def test_a_read_that_never_ends_costs_one_handshake_and_not_one_per_step(world, 
     agent._reads[0].polls = 0
     world.until(lambda: not transfers.in_flight and len(agent.peers) == 1)
     assert d.reasons == {"stuck": "deadline"}
+
+
+def test_a_measurement_that_breaks_waits_for_its_next_turn(world, monkeypatch):
+    """Also when it is not the transfer library that complains: a device may be lost."""
+    p, d = world.engine("p", "producer"), world.engine("d", "consumer", links={})
+    tokens, answer, _ = prefilled(p, 40)
+    d.add("d1", tokens, answer)
+    loaded(world, d, "d1")
+    tries, watch = [], d.ranks[0]._links
+
+    def broken(*_):
+        tries.append(1)
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(watch._prober, "measure", broken)
+    world.now += 600
+    for _ in range(3):
+        watch.tick()
+        watch._refresh.join()
+    assert len(tries) == 1
