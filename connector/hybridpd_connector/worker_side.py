@@ -73,9 +73,19 @@ class RankSettings:
 
 
 class Ticker:
-    """Calls ``tick`` every ``interval_seconds`` on a thread of its own until ``close``."""
+    """Calls ``tick`` every ``interval_seconds`` on a thread of its own until ``close``.
 
-    def __init__(self, tick: Callable[[], None], interval_seconds: float, name: str) -> None:
+    ``prepare`` runs first on that thread: a tick moves reads along, and a GPU needs its device set.
+    """
+
+    def __init__(
+        self,
+        tick: Callable[[], None],
+        interval_seconds: float,
+        name: str,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._prepare = prepare
         self._tick = tick
         self._interval_seconds = interval_seconds
         self._stop = threading.Event()
@@ -88,12 +98,16 @@ class Ticker:
         self._thread.join()
 
     def _run(self) -> None:
+        self._try(self._prepare)
         while not self._stop.wait(self._interval_seconds):
-            try:
-                self._tick()
-            except Exception:
-                # Without renewals every lease is lost, silently: go on, whatever it was.
-                logger.exception("%s: tick failed, going on", self._thread.name)
+            self._try(self._tick)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            # Without renewals every lease is lost, silently: go on, whatever it was.
+            logger.exception("%s: tick failed, going on", threading.current_thread().name)
 
 
 class ProducerRank:
@@ -165,7 +179,9 @@ class WorkerHalf:
             self._producer = ProducerRank(agent, settings, cache)
         if settings.role in ("consumer", "both"):
             self._consumer = self._build_consumer(asker, settings, prepare_thread)
-            self._ticker = Ticker(self.renew, settings.renew_interval_seconds, "hybridpd-renewals")
+            self._ticker = Ticker(
+                self.renew, settings.renew_interval_seconds, "hybridpd-renewals", prepare_thread
+            )
 
     def _build_consumer(
         self, asker: Asker, settings: RankSettings, prepare_thread: Callable[[], None]

@@ -1,12 +1,18 @@
 """What is left behind, or let go too early, when a peer or an id does not behave as usual."""
 
+import dataclasses
+import threading
+
 import pytest
 from connector_engines import LEASE_SECONDS, World
 from test_connector_two_engines import all_free, loaded, prefilled
 from test_connector_worker_side import Linking
 
+from hybridpd_connector.agent_fake import FakeAgent
+from hybridpd_connector.consumer import Timeouts
 from hybridpd_connector.errors import AgentError
 from hybridpd_connector.wants import LINGER_SECONDS
+from hybridpd_connector.worker_side import RankSettings, WorkerHalf
 
 
 @pytest.fixture
@@ -121,3 +127,27 @@ def test_a_measurement_that_breaks_waits_for_its_next_turn(world, monkeypatch):
         watch.tick()
         watch._refresh.join()
     assert len(tries) == 1
+
+
+def test_the_ticker_moves_reads_along_on_a_thread_that_is_prepared(world, monkeypatch):
+    """On a GPU a thread without a device cannot post what a read still has to send."""
+    d = world.engine("d", "consumer")
+    agent = FakeAgent("d2/0", world.network)
+    prepared, seen, ticked = set(), set(), threading.Event()
+
+    def renew(_):
+        seen.add(threading.get_ident())
+        ticked.set()
+
+    monkeypatch.setattr(WorkerHalf, "renew", renew)
+    cache = dataclasses.replace(d.ranks[0]._cache, summer=None)
+    half = WorkerHalf(
+        cache,
+        agent,
+        world,
+        RankSettings("d2", "consumer", LEASE_SECONDS, 1.0, 0.001, Timeouts()),
+        prepare_thread=lambda: prepared.add(threading.get_ident()),
+    )
+    assert ticked.wait(30)
+    half.close()
+    assert seen == prepared
