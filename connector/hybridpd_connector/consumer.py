@@ -232,6 +232,7 @@ class ConsumerRank:
         if not is_sealed(link.seal_key, remote):
             self._fail(loading, CHANGED_PARAMS, "not what that engine has offered", now)
             return
+        loading.want.sealed = True
         request = _read_request(loading)
         reads: list[SourceRead] = []
         try:

@@ -239,11 +239,15 @@ class ProducerLeases:
 
 
 class LeaseKey(NamedTuple):
-    """One prefill of one P engine, as D names it. ``sequence`` makes it unique over time."""
+    """One prefill of one P engine, as D names it. ``sequence`` makes it unique over time.
+
+    ``seal``: of the offer. One that was made up is another prefill than the one it names.
+    """
 
     engine_id: str
     p_request: str
     sequence: int
+    seal: str = ""
 
 
 @dataclasses.dataclass

@@ -88,6 +88,7 @@ class PeerLimits:
     """Bounds of a peer book. Pauses double from the first to the longest."""
 
     max_peers: int = 512
+    max_handshakes: int = 512
     first_pause_seconds: float = 1.0
     longest_pause_seconds: float = 30.0
     refused_pause_seconds: float = 30.0
@@ -145,15 +146,20 @@ class PeerBook(Generic[V]):
         states = ", ".join(f"{state}={n}" for state, n in self.counts().items() if n)
         return f"PeerBook({states})"
 
-    def want(self, engine_id: str, address: Address, now: float) -> Verdict[V]:
-        """A request needs this engine. Starts a handshake when one is due (``attempt`` set).
-
-        Another engine known at the same address is evicted: it was replaced.
+    def want(
+        self, engine_id: str, address: Address, now: float, running: int = 0
+    ) -> Verdict[V]:
+        """A request needs this engine. Starts a handshake when one is due (``attempt`` set), unless
+        too many are ``running``. Another engine known at the same address is evicted: it was
+        replaced.
         """
+        crowded = running >= self._limits.max_handshakes
+        peer = self._peers.get(engine_id)
+        if crowded and (peer is None or peer.address != address):
+            return Verdict(PeerState.BACKING_OFF, reason=f"{running} handshakes are running")
         known = self._by_address.get(address)
         if known is not None and known != engine_id:
             self._drop(self._peers[known])
-        peer = self._peers.get(engine_id)
         if peer is not None and peer.address != address:
             self._drop(peer)
             peer = None
@@ -165,7 +171,7 @@ class PeerBook(Generic[V]):
         peer.used_at = now
         attempt = None
         waiting = peer.state in (PeerState.BACKING_OFF, PeerState.REFUSED)
-        if peer.state is PeerState.UNKNOWN or (waiting and peer.retry_at <= now):
+        if peer.state is PeerState.UNKNOWN or (waiting and peer.retry_at <= now and not crowded):
             peer.move(PeerEvent.START)
             self._attempts += 1
             attempt = peer.attempt = self._attempts
@@ -263,8 +269,10 @@ class PeerBook(Generic[V]):
             peer.value = None
 
     def _make_room(self) -> None:
+        """The longest unused goes, one that has proved itself last: names can be made up."""
         if len(self._peers) >= self._limits.max_peers:
-            self._drop(min(self._peers.values(), key=lambda peer: peer.used_at))
+            ready = PeerState.READY
+            self._drop(min(self._peers.values(), key=lambda p: (p.state is ready, p.used_at)))
 
 
 class _Result(NamedTuple, Generic[V]):
@@ -306,7 +314,7 @@ class PeerManager(Generic[V]):
 
     def want(self, engine_id: str, address: Address, now: float) -> Verdict[V]:
         """See ``PeerBook.want``; a due handshake is started on the pool."""
-        verdict = self._book.want(engine_id, address, now)
+        verdict = self._book.want(engine_id, address, now, self._running)
         if verdict.attempt is not None:
             self._running += 1
             self._pool.submit(self._run, engine_id, address, verdict.attempt)

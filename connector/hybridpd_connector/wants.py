@@ -16,6 +16,7 @@ from hybridpd_connector.notifications import MAX_TEXT, Release, encode, renewals
 from hybridpd_connector.peer_link import LocalCache, PeerLink
 from hybridpd_connector.peers import Address, PeerManager
 from hybridpd_connector.request_blocks import parent_of
+from hybridpd_connector.seals import is_sealed
 from hybridpd_connector.transfer_params import RemotePrefill
 
 RELEASED = "already_released"
@@ -23,6 +24,12 @@ PEER_REFUSED = "peer_refused"
 
 MAX_OWED = 4096
 """Releases kept for a peer that is not ready yet; P's lease ends those that are forgotten."""
+
+MAX_OWED_ENGINES = 256
+"""Engines that releases are kept for; the one that waits longest is forgotten first."""
+
+OWED_SECONDS = 120.0
+"""How long hands are shaken only to release: whoever wrote the offer may have made P up."""
 
 LEAVING_SECONDS = 10.0
 """A message to a rank that was never spoken to waits for a connection, and that for our progress:
@@ -37,7 +44,7 @@ class Want:
     """A D request with its prefill, from arrival until the lease is dropped.
 
     ``refusal``: why it must not be loaded any more, empty while it may be; a lease is held then.
-    ``detail``: what is known of that beyond the reason.
+    ``detail``: what is known of that beyond the reason. ``sealed``: P has offered exactly this.
     """
 
     remote: RemotePrefill
@@ -45,6 +52,7 @@ class Want:
     refusal: str
     arrived_at: float
     detail: str = ""
+    sealed: bool = False
 
     @property
     def address(self) -> Address:
@@ -53,13 +61,21 @@ class Want:
 
 @dataclasses.dataclass
 class _Owed:
-    """Releases for an engine that is not ready; worthless after ``until``."""
+    """Releases for an engine that is not ready, each with its want; worthless after ``until``."""
 
     address: Address
     until: float = 0.0
-    messages: collections.deque[bytes] = dataclasses.field(
+    releases: collections.deque[tuple[Want, bytes]] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=MAX_OWED)
     )
+
+    def messages(self, link: PeerLink) -> list[bytes]:
+        """Those for what this engine has offered: a made-up offer must not free another's blocks."""
+        return [
+            message
+            for want, message in self.releases
+            if want.sealed or is_sealed(link.seal_key, want.remote)
+        ]
 
 
 class Wants:
@@ -92,7 +108,7 @@ class Wants:
     def arrive(self, interest: Interest, now: float) -> None:
         """A request arrives: its lease is renewed from now on, and hands are shaken early."""
         remote = interest.remote
-        key = LeaseKey(remote.engine_id, remote.request_id, remote.sequence)
+        key = LeaseKey(remote.engine_id, remote.request_id, remote.sequence, remote.seal)
         earlier = self._wants.get(interest.request_id)
         if earlier is not None and earlier.key != key:
             # Aborted, and its id has come again before the abort was told.
@@ -173,8 +189,10 @@ class Wants:
             )
         )
         owed = self._owed.setdefault(want.key.engine_id, _Owed(want.address))
-        owed.messages.append(message)
-        owed.until = max(owed.until, now + want.remote.lease_seconds)
+        owed.releases.append((want, message))
+        owed.until = max(owed.until, now + min(want.remote.lease_seconds, OWED_SECONDS))
+        if len(self._owed) > MAX_OWED_ENGINES:
+            del self._owed[next(iter(self._owed))]
         self._send_owed(now)
 
     def _send_owed(self, now: float) -> None:
@@ -184,7 +202,7 @@ class Wants:
             link = ready.get(engine_id)
             if link is not None:
                 del self._owed[engine_id]
-                self._send(link, list(owed.messages), now)
+                self._send(link, owed.messages(link), now)
             elif now >= owed.until:
                 del self._owed[engine_id]
             else:

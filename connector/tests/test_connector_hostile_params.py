@@ -1,0 +1,163 @@
+"""What whoever may send ``kv_transfer_params`` to D could do to the requests of others.
+
+Left out: damaged parameters (``test_connector_two_engines``), and decoders (the fuzz tests).
+"""
+
+import dataclasses
+import itertools
+
+import pytest
+from connector_engines import World
+from test_connector_two_engines import all_free, loaded, prefilled, prompt
+
+from hybridpd_connector.notifications import MAX_SEQUENCE
+from hybridpd_connector.peers import Address, PeerBook, PeerLimits, PeerManager, PeerState
+from hybridpd_connector.seals import sealed
+from hybridpd_connector.transfer_params import MAX_LEASE_SECONDS, parse_decode
+from hybridpd_connector.transfer_params import answer as make_answer
+from hybridpd_connector.wants import MAX_OWED_ENGINES, OWED_SECONDS
+
+BAD_SEAL = "0" * 64
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    world.close()
+
+
+def wants_of(d):
+    return d.ranks[0]._consumer._wants
+
+
+def made_up(answer, number, **changes):
+    """Parameters that fit the prompt of ``answer``, for an engine that does not exist."""
+    offer = dataclasses.replace(
+        parse_decode(answer), engine_id=f"made-up-{number}", host=f"10.9.{number}", **changes
+    )
+    return make_answer(offer)
+
+
+@pytest.mark.parametrize("shaken", [True, False], ids=["ready", "not-met"])
+def test_a_forged_offer_does_not_release_the_prefill_of_another(world, shaken):
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    tokens, answer, made = prefilled(p, 40)
+    if shaken:
+        other, more, _ = prefilled(p, 20, "p2", seed=3)
+        d.add("first", other, more)
+        loaded(world, d, "first")
+        d.end("first")
+    forged = make_answer(dataclasses.replace(parse_decode(answer), tokens=9, seal=BAD_SEAL))
+    d.add("thief", prompt(12), forged)
+    if not shaken:
+        d.end("thief")
+    else:
+        d.schedule("thief")
+        world.until(lambda: "thief" not in d.requests)
+    for _ in range(20):
+        d.step()
+        p.step()
+    assert "p1" in p.requests, "somebody else's blocks were freed"
+    d.add("owner", tokens, answer)
+    loaded(world, d, "owner")
+    assert d.pages_equal("owner", made, 39)
+    d.end("owner")
+    world.until(lambda: all_free(p) and all_free(d))
+
+
+def test_a_sequence_that_was_guessed_does_not_use_up_the_offer(world):
+    """Same prefill, right sequence, other blocks: no part of it may stick to the right offer."""
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    tokens, answer, made = prefilled(p, 40)
+    offer = parse_decode(answer)
+    forged = dataclasses.replace(offer, block_ids=((1,),) * len(offer.block_ids), seal=BAD_SEAL)
+    d.add("thief", tokens, make_answer(forged))
+    loaded(world, d, "thief")
+    assert d.reasons == {"thief": "changed_params"}
+    d.add("owner", tokens, answer)
+    loaded(world, d, "owner")
+    assert d.pages_equal("owner", made, 39)
+
+
+def test_engines_that_do_not_exist_leave_nothing_behind(world):
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    tokens, answer, _ = prefilled(p, 40)
+    for number in range(20):
+        d.add(f"d{number}", tokens, made_up(answer, number))
+    for _ in range(3):
+        d.step()
+    for number in range(20):
+        d.end(f"d{number}")
+    d.step()
+    world.now += parse_decode(answer).lease_seconds + 1
+    d.step()
+    wants = wants_of(d)
+    assert repr(wants) == "Wants(requests=0, leases=0, owed=0, lingering=0)"
+    assert wants._unsent == {}
+
+
+def test_releases_for_engines_that_do_not_exist_are_few_and_short_lived(world):
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    tokens, answer, _ = prefilled(p, 40)
+    count = MAX_OWED_ENGINES + 40
+    for number in range(count):
+        changed = made_up(
+            answer, number, lease_seconds=MAX_LEASE_SECONDS, sequence=MAX_SEQUENCE - number
+        )
+        d.add(f"d{number}", tokens, changed)
+        d.step()
+        d.end(f"d{number}")
+        d.step()
+    assert len(wants_of(d)._owed) == MAX_OWED_ENGINES
+    world.now += OWED_SECONDS
+    d.step()
+    assert wants_of(d)._owed == {}
+
+
+def test_many_made_up_engines_do_not_push_a_good_one_out():
+    book = PeerBook(PeerLimits(max_peers=8))
+    good = book.want("good", Address("10.0.0.1", 5600), 0.0)
+    book.succeeded("good", good.attempt, "link")
+    for number, now in enumerate(itertools.islice(itertools.count(1.0), 40)):
+        verdict = book.want(f"made-up-{number}", Address(f"10.9.0.{number}", 1), now)
+        if number % 2:
+            book.failed(f"made-up-{number}", verdict.attempt, "no route", now)
+    assert book.ready() == {"good": "link"}
+    assert sum(book.counts().values()) - book.evicted == 8
+
+
+def test_handshakes_that_wait_for_a_thread_are_bounded():
+    """Made-up engines push each other out of the book; their handshakes are queued all the same."""
+    limits = PeerLimits(max_peers=4, max_handshakes=6)
+    begun = []
+
+    class Pool:
+        def submit(self, run, engine_id, *rest):
+            begun.append(engine_id)
+
+    manager = PeerManager(lambda *_: None, lambda _: True, limits)
+    manager._pool.shutdown()
+    manager._pool = Pool()
+    for turn in range(10):
+        for number in range(10):
+            verdict = manager.want(f"e{number}", Address(f"10.9.0.{number}", 1), float(turn))
+    assert len(begun) == limits.max_handshakes
+    assert verdict.state is PeerState.BACKING_OFF
+    assert "handshakes" in verdict.reason
+
+
+def test_sealed_offers_are_still_released(world):
+    """The other way round: what was offered is released also when its load is refused here."""
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    _, answer, _ = prefilled(p, 40)
+    offer = parse_decode(answer)
+    assert sealed(b"", offer) == offer
+    d.add("d1", prompt(40, seed=5), answer)
+    loaded(world, d, "d1")
+    world.until(lambda: all_free(p))
