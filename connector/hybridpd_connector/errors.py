@@ -28,16 +28,21 @@ def shorten(value: object) -> str:
     return printable
 
 
+def one_line(text: str) -> str:
+    """Whole, but a log line cannot be forged with it: parts of errors come from peers."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
 class ConnectorError(Exception):
     """Base of all connector errors: ``<field>: expected X, got Y``, and the way out if known."""
 
     def __init__(self, field: str, expected: str, got: object, hint: str = "") -> None:
-        self.field = field
-        self.expected = expected
+        self.field = one_line(field)
+        self.expected = one_line(expected)
         self.got = shorten(got)
-        self.hint = hint
-        way_out = f"; {hint}" if hint else ""
-        super().__init__(f"{field}: expected {expected}, got {self.got}{way_out}")
+        self.hint = one_line(hint)
+        way_out = f"; {self.hint}" if hint else ""
+        super().__init__(f"{self.field}: expected {self.expected}, got {self.got}{way_out}")
 
     def __reduce__(self) -> tuple[type["ConnectorError"], tuple[str, str, str, str]]:
         return type(self), (self.field, self.expected, self.got, self.hint)

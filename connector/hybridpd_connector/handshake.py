@@ -28,6 +28,9 @@ WIRE_VERSION = 1
 HEADER_BYTES = len(MAGIC) + 2
 MAX_QUESTION_BYTES = 4 * 1024
 MAX_HELLO_BYTES = 64 * 1024 * 1024
+# All but the agents' metadata, which stays bytes: an object of one byte here costs 72 bytes when it
+# is decoded, and no other thread of the engine runs meanwhile.
+MAX_OUTLINE_BYTES = 2 * 1024 * 1024
 MAX_AGENT_METADATA_BYTES = 16 * 1024 * 1024
 MAX_RANKS = 1024
 MAX_SLOTS = 1 << 16
@@ -119,6 +122,20 @@ class _Answer(msgspec.Struct, forbid_unknown_fields=True):
     refusal: _Refusal | None = None
 
 
+class _RankOutline(msgspec.Struct):
+    agent_metadata: msgspec.Raw
+
+
+class _HelloOutline(msgspec.Struct):
+    ranks: Annotated[tuple[_RankOutline, ...], msgspec.Meta(max_length=MAX_RANKS)]
+
+
+class _AnswerOutline(msgspec.Struct):
+    """What is looked at first, without making objects of the rest."""
+
+    hello: _HelloOutline | None = None
+
+
 class Asker(Protocol):
     """What ``fetch`` needs of a ``side_channel_client.Client``."""
 
@@ -128,6 +145,7 @@ class Asker(Protocol):
 _Body = TypeVar("_Body")
 _question_decoder = msgspec.msgpack.Decoder(_Question)
 _answer_decoder = msgspec.msgpack.Decoder(_Answer)
+_outline_decoder = msgspec.msgpack.Decoder(_AnswerOutline)
 _HEADER = MAGIC + WIRE_VERSION.to_bytes(2, "big")
 
 
@@ -161,6 +179,12 @@ def encode_refusal(error: ConnectorError, *, retryable: bool) -> bytes:
 
 def decode_answer(raw: bytes) -> Hello:
     """The hello in an answer. ``WireError``, ``VersionError``, or the ``RefusedError`` it is."""
+    outline = _decode(raw, _outline_decoder, MAX_HELLO_BYTES, "handshake answer").hello
+    ranks = outline.ranks if outline else ()
+    rest = len(raw) - sum(memoryview(rank.agent_metadata).nbytes for rank in ranks)
+    if rest > MAX_OUTLINE_BYTES:
+        expected = f"at most {MAX_OUTLINE_BYTES} bytes beside the metadata of its agents"
+        raise WireError("handshake answer", expected, rest)
     answer = _decode(raw, _answer_decoder, MAX_HELLO_BYTES, "handshake answer")
     refusal = answer.refusal
     if refusal is not None:

@@ -20,6 +20,11 @@ def test_errors_cross_processes():
     assert (error.field, error.expected, error.got, error.hint) == ("f", "e", "g", "h")
 
 
+@given(st.text(), st.text(), st.text(), st.text())
+def test_an_error_is_one_line_whatever_a_peer_said(field, expected, got, hint):
+    assert str(RefusedError(field, expected, got, hint)).isprintable()
+
+
 nasty = st.recursive(
     st.one_of(st.text(), st.binary(), st.integers(), st.floats(), st.none()),
     lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridpd_connector import handshake
 from hybridpd_connector.errors import RefusedError, SideChannelError, VersionError, WireError
 from hybridpd_connector.handshake import (
     HEADER_BYTES,
     MAGIC,
+    MAX_OUTLINE_BYTES,
     MAX_QUESTION_BYTES,
     MAX_TEXT,
     WIRE_VERSION,
@@ -167,6 +169,60 @@ def test_each_field_is_checked(changes):
 def test_an_answer_is_a_hello_or_a_refusal(answer):
     with pytest.raises(WireError):
         decode_answer(HEADER + msgspec.msgpack.encode(answer))
+
+
+EMPTY_MAPS = b"\xdd" + (3 * 1024 * 1024).to_bytes(4, "big") + b"\x80" * (3 * 1024 * 1024)
+
+
+@pytest.mark.parametrize("where", ["layout", "ranks__1__placement", "ranks__1__host", "more"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+def test_objects_of_one_byte_are_not_made_by_the_million(where, again, monkeypatch):
+    """Each costs 72 bytes, and the engine's threads stand still while they are made."""
+    decoded = []
+    answers = handshake._answer_decoder
+
+    class Watched:
+        def decode(self, raw):
+            decoded.append(raw)
+            return answers.decode(raw)
+
+    raw = answer_with(**{where: {"bomb": "here"}})
+    monkeypatch.setattr(handshake, "_answer_decoder", Watched())
+    bomb = raw.replace(msgspec.msgpack.encode("here"), EMPTY_MAPS)
+    if again:  # the same key twice, the second one is small
+        name = msgspec.msgpack.encode("hello")
+        hello = raw[raw.index(name) + len(name) :]
+        bomb = HEADER + b"\x82" + bomb[HEADER_BYTES + 1 :] + name + hello
+    with pytest.raises(WireError, match="beside the metadata"):
+        decode_answer(bomb)
+    assert decoded == []
+    assert decode_answer(encode_hello(HELLO)) == HELLO
+    assert len(decoded) == 2
+
+
+def test_metadata_may_be_larger_than_all_the_rest():
+    ranks = tuple(
+        dataclasses.replace(rank, agent_metadata=b"m" * (MAX_OUTLINE_BYTES + 1))
+        for rank in HELLO.ranks
+    )
+    large = dataclasses.replace(HELLO, ranks=ranks)
+    assert decode_answer(encode_hello(large)) == large
+
+
+def test_what_is_only_skipped_may_not_nest_without_end():
+    with pytest.raises(WireError):
+        decode_answer(HEADER + b"\x81" + msgspec.msgpack.encode("other") + b"\x91" * 10**6)
+
+
+def test_a_refusal_cannot_forge_lines_of_a_log():
+    texts = ("f\n", "e\x1b[2J", "g\r", "h\u2028WARNING all is well")
+    raw = encode_refusal(RefusedError("f", "e", "g", "h"), retryable=False)
+    refusal = body(raw)["refusal"]
+    refusal.update(zip(("field", "expected", "got", "hint"), texts, strict=True))
+    with pytest.raises(RefusedError) as caught:
+        decode_answer(HEADER + msgspec.msgpack.encode({"refusal": refusal}))
+    assert str(caught.value).isprintable()
+    assert caught.value.hint == "h?WARNING all is well"
 
 
 def test_our_own_bad_hello_is_not_published():
