@@ -157,7 +157,7 @@ class NixlAgent:
                 if known_digest == digest:
                     return known
             loaded = self._nixl.add_remote_agent(metadata)
-            name = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
+            name = _text(loaded)
             self._peers[name] = digest
             return name
 
@@ -274,7 +274,7 @@ class NixlAgent:
         with self._call("take notifications"):
             arrived = self._nixl.get_new_notifs()
         return [
-            Notification(sender.decode() if isinstance(sender, bytes) else sender, bytes(payload))
+            Notification(_text(sender), bytes(payload))
             for sender, payloads in arrived.items()
             for payload in payloads
         ]
@@ -355,6 +355,11 @@ def _progress_delay(bindings: Any) -> Iterator[None]:
             yield
         finally:
             bindings.nixlAgent = make_agent
+
+
+def _text(name: Any) -> str:
+    """A name that a peer has chosen."""
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def _described(table: Any, column: int, prepared: _NixlList) -> Any:

@@ -43,6 +43,8 @@ class PeerState(enum.Enum):
 
 
 _STATES = tuple(state.value for state in PeerState)
+MAX_ADDRESSES = 8
+"""Addresses of one engine that are tried without a pause. Some may be made up."""
 
 
 class PeerEvent(enum.Enum):
@@ -106,6 +108,7 @@ class _Peer(Generic[V]):
     retry_at: float = 0.0
     used_at: float = 0.0
     reason: str = ""
+    tried: set[Address] = dataclasses.field(default_factory=set)
 
     def move(self, event: PeerEvent) -> None:
         following = TRANSITIONS[self.state].get(event)
@@ -137,7 +140,6 @@ class PeerBook(Generic[V]):
     def __init__(self, limits: PeerLimits) -> None:
         self._limits = limits
         self._peers: dict[str, _Peer[V]] = {}
-        self._by_address: dict[Address, str] = {}
         self._discarded: list[V] = []
         self._attempts = 0
         self.evicted = 0
@@ -146,45 +148,44 @@ class PeerBook(Generic[V]):
         states = ", ".join(f"{state}={n}" for state, n in self.counts().items() if n)
         return f"PeerBook({states})"
 
-    def want(
-        self, engine_id: str, address: Address, now: float, running: int = 0
-    ) -> Verdict[V]:
+    def want(self, engine_id: str, address: Address, now: float, running: int = 0) -> Verdict[V]:
         """A request needs this engine. Starts a handshake when one is due (``attempt`` set), unless
-        too many are ``running``. Another engine known at the same address is evicted: it was
-        replaced.
+        too many are ``running``. An engine id names one process: while it is ready or is being
+        asked, another address for it changes nothing.
         """
         crowded = running >= self._limits.max_handshakes
         peer = self._peers.get(engine_id)
-        if crowded and (peer is None or peer.address != address):
+        if crowded and peer is None:
             return Verdict(PeerState.BACKING_OFF, reason=f"{running} handshakes are running")
-        known = self._by_address.get(address)
-        if known is not None and known != engine_id:
-            self._drop(self._peers[known])
-        if peer is not None and peer.address != address:
-            self._drop(peer)
-            peer = None
         if peer is None:
             self._make_room()
-            peer = _Peer(engine_id, address)
-            self._peers[engine_id] = peer
-            self._by_address[address] = engine_id
+            peer = self._peers[engine_id] = _Peer(engine_id, address)
         peer.used_at = now
         attempt = None
-        waiting = peer.state in (PeerState.BACKING_OFF, PeerState.REFUSED)
-        if peer.state is PeerState.UNKNOWN or (waiting and peer.retry_at <= now and not crowded):
+        waiting = peer.state in (PeerState.BACKING_OFF, PeerState.REFUSED) and not crowded
+        new = address not in peer.tried and len(peer.tried) < MAX_ADDRESSES
+        if peer.state is PeerState.UNKNOWN or (waiting and (new or peer.retry_at <= now)):
             peer.move(PeerEvent.START)
+            peer.address = address
+            peer.tried.add(address)
             self._attempts += 1
             attempt = peer.attempt = self._attempts
         return Verdict(peer.state, peer.value, peer.reason, peer.retry_at, attempt)
 
     def succeeded(self, engine_id: str, attempt: int, value: V) -> bool:
-        """A handshake ended well. False: nobody waits for it any more, its value is discarded."""
+        """A handshake ended well. False: nobody waits for it any more, its value is discarded.
+
+        Other engines known at the address are evicted: they were replaced.
+        """
         peer = self._current(engine_id, attempt)
         if peer is None:
             self._discarded.append(value)
             return False
         peer.move(PeerEvent.SUCCEEDED)
         peer.value, peer.failures, peer.reason = value, 0, ""
+        for other in [*self._peers.values()]:
+            if other is not peer and other.address == peer.address:
+                self._drop(other)
         return True
 
     def failed(self, engine_id: str, attempt: int, reason: str, now: float) -> None:
@@ -262,7 +263,6 @@ class PeerBook(Generic[V]):
     def _drop(self, peer: _Peer[V]) -> None:
         peer.move(PeerEvent.DROPPED)
         del self._peers[peer.engine_id]
-        del self._by_address[peer.address]
         self.evicted += 1
         if peer.value is not None:
             self._discarded.append(peer.value)

@@ -70,7 +70,7 @@ class _Owed:
     )
 
     def messages(self, link: PeerLink) -> list[bytes]:
-        """Those for what this engine has offered: a made-up offer must not free another's blocks."""
+        """Those for what this engine has offered: a made-up offer must free nobody's blocks."""
         return [
             message
             for want, message in self.releases

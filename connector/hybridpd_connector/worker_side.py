@@ -137,8 +137,9 @@ class ProducerRank:
         """(requests whose lease ended, reasons of those that expired). Notifications count before
         anything expires."""
         received = decode_all(self._pump.take())
-        for error in received.errors:
-            logger.warning("message from a reader ignored: %s", error)
+        if received.errors:
+            count, first = len(received.errors), received.errors[0]
+            logger.warning("%d messages from readers ignored; the first: %s", count, first)
         ended = self._leases.tick(received.messages, now)
         for reason, count in ended.problems.items():
             logger.warning("readers: %s (%d times)", reason, count)

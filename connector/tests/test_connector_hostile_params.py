@@ -5,6 +5,7 @@ Left out: damaged parameters (``test_connector_two_engines``), and decoders (the
 
 import dataclasses
 import itertools
+import time
 
 import pytest
 from connector_engines import World
@@ -161,3 +162,27 @@ def test_sealed_offers_are_still_released(world):
     d.add("d1", prompt(40, seed=5), answer)
     loaded(world, d, "d1")
     world.until(lambda: all_free(p))
+
+
+@pytest.mark.parametrize("first", ["thief", "owner"])
+@pytest.mark.parametrize("change", [{"host": "10.9.9.9"}, {"engine_id": "made-up"}], ids=str)
+def test_a_wrong_address_or_name_disturbs_nobody_else(world, first, change):
+    """A right name at a wrong address, or a wrong name at a right address, all the time."""
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    tokens, answer, made = prefilled(p, 40)
+    thief = make_answer(dataclasses.replace(parse_decode(answer), seal=BAD_SEAL, **change))
+    for request_id in (first, "owner" if first == "thief" else "thief"):
+        d.add(request_id, tokens, thief if request_id == "thief" else answer)
+        d.schedule(request_id)
+    for number in range(200):
+        d.step()
+        if d.requests["owner"].status == "running":
+            break
+        if "thief" not in d.requests:
+            d.add("thief", prompt(40, seed=number), thief)
+            d.schedule("thief")
+        time.sleep(0.001)
+    assert d.requests["owner"].status == "running"
+    assert d.pages_equal("owner", made, 39)
+    assert set(wants_of(d)._peers.ready()) == {"p"}

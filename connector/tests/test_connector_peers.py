@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hybridpd_connector.errors import RefusedError, SideChannelError, StateError, VersionError
 from hybridpd_connector.peers import (
+    MAX_ADDRESSES,
     TRANSITIONS,
     Address,
     PeerBook,
@@ -93,14 +94,57 @@ def test_a_refused_peer_is_asked_again_much_later(book):
 
 def test_another_engine_at_the_address_replaces_the_first(book):
     book.succeeded("old", start(book, "old"), "old value")
-    start(book, "new")
+    attempt = start(book, "new")
+    assert book.ready() == {"old": "old value"}, "a name in a request replaces nobody"
+    book.succeeded("new", attempt, "new value")
+    assert book.ready() == {"new": "new value"}
     assert book.take_discarded() == ["old value"]
     assert book.take_discarded() == []
     assert book.counts()["evicted"] == 1
 
 
-def test_an_engine_that_moves_is_asked_again(book):
+def test_an_engine_that_does_not_live_there_replaces_nobody(book):
     book.succeeded("e", start(book), "value")
+    book.refused("made up", start(book, "made up"), "engine e lives here", 0.0)
+    assert book.ready() == {"e": "value"}
+
+
+def test_an_engine_under_two_addresses_is_asked_once(book):
+    """Routers and meshes may rewrite the host; a client may name any."""
+    attempt = start(book)
+    for _ in range(3):
+        verdict = book.want("e", THERE, 0.1)
+        assert (verdict.state, verdict.attempt) == (PeerState.HANDSHAKING, None)
+    assert book.succeeded("e", attempt, "value")
+    assert book.want("e", THERE, 0.2).value == "value"
+    assert book.want("e", HERE, 0.2).value == "value"
+    assert book.take_discarded() == []
+
+
+@pytest.mark.parametrize("end", ["failed", "refused"])
+def test_another_address_is_tried_at_once_when_the_first_was_wrong(book, end):
+    getattr(book, end)("e", start(book), "nobody there", 0.0)
+    attempt = start(book, "e", THERE, 0.1)
+    getattr(book, end)("e", attempt, "nobody there either", 0.1)
+    for address in (HERE, THERE):
+        assert book.want("e", address, 0.2).attempt is None, "both were tried: pause"
+    assert book.succeeded("e", start(book, "e", THERE, 60.0), "value")
+    assert book.take_discarded() == []
+
+
+def test_made_up_addresses_are_not_tried_without_end(book):
+    attempts = 0
+    for number in range(MAX_ADDRESSES + 5):
+        verdict = book.want("e", Address(f"10.9.0.{number}", 1), 0.0)
+        if verdict.attempt is not None:
+            attempts += 1
+            book.failed("e", verdict.attempt, "nobody there", 0.0)
+    assert attempts == MAX_ADDRESSES
+
+
+def test_an_engine_that_was_lost_is_asked_where_it_is_now(book):
+    book.succeeded("e", start(book), "value")
+    book.lost("e")
     start(book, "e", THERE)
     assert book.take_discarded() == ["value"]
 

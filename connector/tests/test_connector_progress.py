@@ -44,6 +44,26 @@ def test_taking_also_looks(agents):
     pump.close()
 
 
+def test_an_error_of_the_agent_does_not_reach_the_thread_that_takes(agents):
+    """It is the engine's: vLLM ends with any error raised there."""
+    producer, consumer = agents
+    pump = Pump(producer, interval_seconds=60.0)
+    consumer.send_notification("p", b"before")
+    pump._look()
+    good = producer.take_notifications
+
+    def fail():
+        raise AgentError("agent p", "to take notifications", "a fault")
+
+    producer.take_notifications = fail
+    assert [n.payload for n in pump.take()] == [b"before"]
+    assert pump.take() == []
+    producer.take_notifications = good
+    consumer.send_notification("p", b"after")
+    assert [n.payload for n in pump.take()] == [b"after"]
+    pump.close()
+
+
 def test_an_error_of_the_agent_does_not_end_the_pump(agents, monkeypatch, caplog):
     monkeypatch.setattr(progress, "_PAUSE_AFTER_ERROR_SECONDS", 0.001)
     producer, consumer = agents

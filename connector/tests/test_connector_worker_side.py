@@ -106,6 +106,23 @@ def test_a_load_of_a_request_that_never_arrived_is_reported_as_failed(world):
     assert reasons == {"r": "unknown_request"}
 
 
+def test_a_flood_of_garbage_is_one_line_and_hides_no_release(world, caplog):
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    tokens, answer, _ = prefilled(p, 40)
+    d.add("d1", tokens, answer)
+    loaded(world, d, "d1")
+    d.end("d1")
+    agent = world.network.agents["d/0"]
+    for number in range(500):
+        agent.send_notification("p/0", b"garbage\n%d" % number)
+    world.until(lambda: all_free(p))
+    lines = [line for line in caplog.messages if "ignored" in line]
+    assert lines
+    assert len(lines) < 5
+    assert all(line.isprintable() for line in lines)
+
+
 def test_orders_about_unknown_requests_are_ignored(world):
     d = world.engine("d", "consumer")
     d.ranks[0].absorb(StepOrders(1, leaves=("x",), aborts=("y",)))
