@@ -109,8 +109,9 @@ def _problems(template: Mapping[str, Any], role: str, ports: tuple[int, ...]) ->
             if container.get("name") == owned.name:
                 yield from _container(container, where, role, owned)
     for where, volume in _items(spec.get("volumes"), f"{path}.spec.volumes"):
-        if volume.get("name") in _OWNED_VOLUMES:
-            yield _reserved(where, _OWNED_VOLUMES[volume["name"]])
+        name = volume.get("name")
+        if isinstance(name, str) and name in _OWNED_VOLUMES:
+            yield _reserved(where, _OWNED_VOLUMES[name])
 
 
 def _owned_containers(role: str, ports: tuple[int, ...]) -> tuple[_Owned, ...]:

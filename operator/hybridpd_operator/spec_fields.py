@@ -28,6 +28,14 @@ class Kind(Protocol):
     def schema(self) -> dict[str, Any]: ...
 
 
+def fits(pattern: str, value: str) -> bool:
+    """Does the text match as it does at the API server, whose `$` is the very end?
+
+    Python's would let a last line break pass.
+    """
+    return re.search(re.sub(r"\$$", r"\\Z", pattern), value) is not None
+
+
 def _refuse(problems: Problems, path: str, expected: str, got: object) -> Any:
     text = repr(got)
     problems.append(FieldError(path, expected, text if len(text) <= 120 else text[:117] + "..."))
@@ -76,7 +84,7 @@ class Text:
         if not self.min_length <= len(value) <= self.max_length:
             expected = f"{self.min_length} to {self.max_length} characters"
             return _refuse(problems, path, expected, value)
-        if self.pattern and not re.search(self.pattern, value):
+        if self.pattern and not fits(self.pattern, value):
             return _refuse(problems, path, f"text matching {self.pattern}", value)
         return value
 
@@ -97,7 +105,9 @@ class Choice:
 
     def read(self, value: object, path: str, problems: Problems) -> Any:
         if not isinstance(value, str) or value not in self.options:
-            return _refuse(problems, path, "one of " + ", ".join(self.options), value)
+            # Off, On, Yes and No are booleans in YAML.
+            quoted = ", in quotes" if isinstance(value, bool) else ""
+            return _refuse(problems, path, "one of " + ", ".join(self.options) + quoted, value)
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -126,7 +136,7 @@ class Quantity:
     def read(self, value: object, path: str, problems: Problems) -> Any:
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return str(value)
-        if isinstance(value, str) and re.search(self.PATTERN, value):
+        if isinstance(value, str) and fits(self.PATTERN, value):
             return value
         return _refuse(problems, path, "a quantity such as 4, 500m or 64Gi", value)
 

@@ -170,6 +170,14 @@ def test_keys_that_only_yaml_can_hold(text: str) -> None:
     answered(resource(yaml.safe_load(text)))
 
 
+@pytest.mark.parametrize("name", [[], {}, [[]], None, 1, True, ["hybridpd-side-channel-key"]])
+@pytest.mark.parametrize("key", ["volumes", "containers", "initContainers"])
+def test_a_name_that_is_no_text(key: str, name: object) -> None:
+    spec = copy.deepcopy(FULL)
+    spec["prefill"]["podTemplate"] = {"spec": {key: [{"name": name}]}}
+    answered(resource(spec))
+
+
 def test_deeply_nested_json_in_a_flag() -> None:
     spec = copy.deepcopy(FULL)
     spec["decode"]["extraArgs"] = ["--hf-overrides", "[" * 1000]

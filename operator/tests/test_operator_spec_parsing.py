@@ -123,6 +123,29 @@ def test_a_wrong_value_names_what_was_expected(
     assert str(found).startswith(f"{path}: expected {expected}")
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("connector", {"sideChannelKeySecret": {"name": "pair\n"}}),
+        ("connector", {"sideChannelKeySecret": {"name": "pair", "key": "key\n"}}),
+        ("connector", {"backends": ["UCX\n"]}),
+        ("model", {"id": "org/model\n"}),
+        ("prefill", {"resources": {"limits": {"memory": "8Gi\n"}}}),
+    ],
+    ids=str,
+)
+def test_a_line_break_at_the_end_is_refused_as_the_api_server_does(path: str, value: Any) -> None:
+    (problem,) = problems(resource(**{path: value}))
+    assert problem.path.startswith(f"spec.{path}")
+
+
+def test_a_word_that_yaml_takes_for_a_boolean_is_asked_for_in_quotes() -> None:
+    (problem,) = problems(resource(connector={"checksum": False}))
+    assert problem.expected == "one of Off, Sample, All, in quotes"
+    (problem,) = problems(resource(connector={"checksum": "off"}))
+    assert problem.expected == "one of Off, Sample, All"
+
+
 def test_a_long_value_is_cut_in_the_message() -> None:
     (found,) = problems(resource(engine={"loadFormat": "X" * 1000}))
     assert len(found.got) == 120
