@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 _MODULES = ("nixl._api", "nixl_cu13._api", "nixl_cu12._api")
 _OURSELVES = "NIXL_INIT_AGENT"
 _MICROSECONDS = 1e-6
+# An agent's metadata begins with its name; what follows is opaque here.
+_HEAD_BYTES = 4096
 _PROGRESS_DELAY_MICROSECONDS = 100_000
 _MAKING_AGENTS = threading.Lock()
 
@@ -156,8 +158,11 @@ class NixlAgent:
             for known, known_digest in self._peers.items():
                 if known_digest == digest:
                     return known
+                if known.encode() in metadata[:_HEAD_BYTES]:
+                    # NIXL would mix it into the one we read from, or take that one down.
+                    raise AgentError("peer", "an agent with a name of its own", known)
             loaded = self._nixl.add_remote_agent(metadata)
-            name = _text(loaded)
+            name = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
             self._peers[name] = digest
             return name
 
