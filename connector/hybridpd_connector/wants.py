@@ -9,10 +9,10 @@ import collections
 import dataclasses
 
 from hybridpd_connector.agent_api import Agent
-from hybridpd_connector.errors import AgentError
+from hybridpd_connector.errors import AgentError, shorten
 from hybridpd_connector.leases import ConsumerLeases, LeaseKey
 from hybridpd_connector.metadata import Interest
-from hybridpd_connector.notifications import MAX_TEXT, Release, encode, renewals
+from hybridpd_connector.notifications import Release, encode, renewals
 from hybridpd_connector.peer_link import LocalCache, PeerLink
 from hybridpd_connector.peers import Address, PeerManager
 from hybridpd_connector.request_blocks import parent_of
@@ -183,7 +183,7 @@ class Wants:
                 p_request=want.key.p_request,
                 sequence=want.key.sequence,
                 d_engine=self._local.engine_id,
-                d_request=request_id[:MAX_TEXT],
+                d_request=shorten(request_id) or "-",
                 d_rank=self._local.placement.rank,
                 d_tp_size=self._local.layout.tp_size,
             )

@@ -30,16 +30,17 @@ def test_a_prefill_whose_id_cannot_be_told_is_not_handed_over(world, request_id,
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_reader_with_a_long_id_releases_like_any_other(world, fails):
+@pytest.mark.parametrize("request_id", [LONG, "", "\ud800", "a\0\n"], ids=range(4))
+def test_a_reader_with_an_odd_id_releases_like_any_other(world, fails, request_id):
     p = world.engine("p", "producer")
     d = world.engine("d", "consumer")
     tokens, answer, made = prefilled(p, 40)
     world.network.fail_reads(int(fails))
-    d.add(LONG, tokens, answer)
-    loaded(world, d, LONG)
+    d.add(request_id, tokens, answer)
+    loaded(world, d, request_id)
     if not fails:
-        assert d.pages_equal(LONG, made, 39)
-        d.end(LONG)
+        assert d.pages_equal(request_id, made, 39)
+        d.end(request_id)
         world.until(lambda: all_free(p))
     assert all_free(d)
 
