@@ -159,7 +159,7 @@ def test_blocks_of_another_request_are_a_failed_load(world):
         offer = parse_decode({**answer, "remote_block_ids": blocks})
         d.add(f"d{group}", tokens, make_answer(sealed(b"", offer)))
         loaded(world, d, f"d{group}")
-        assert d.reasons[f"d{group}"] in ("checksum_mismatch", "already_released")
+        assert d.reasons[f"d{group}"] in ("checksum_mismatch", "lease_ended")
     assert results(d) == {"different": 1}
 
 
