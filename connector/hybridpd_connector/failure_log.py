@@ -21,6 +21,9 @@ MAX_KINDS = 256
 Kind = tuple[str, str]
 """(engine id, reason)."""
 
+OTHERS: Kind = "", "of other engines or for other reasons"
+"""What is beyond ``MAX_KINDS``: names of engines can be made up."""
+
 
 @dataclasses.dataclass
 class _Window:
@@ -34,12 +37,16 @@ class LogBudget:
 
     def __init__(self) -> None:
         self._windows: dict[Kind, _Window] = {}
+        self._others = _Window(0.0)
 
     def admit(self, kind: Kind, now: float) -> bool:
         """May this line be written? One that may not is counted."""
         window = self._windows.get(kind)
         if window is None:
             if len(self._windows) >= MAX_KINDS:
+                if not self._others.left_out:
+                    self._others.since = now
+                self._others.left_out += 1
                 return False
             window = self._windows[kind] = _Window(now)
         if window.told >= BURST:
@@ -53,11 +60,15 @@ class LogBudget:
         over = [
             kind for kind, window in self._windows.items() if now - window.since >= WINDOW_SECONDS
         ]
-        return [(kind, self._windows.pop(kind).left_out) for kind in over]
+        told = [(kind, self._windows.pop(kind).left_out) for kind in over]
+        if self._others.left_out and now - self._others.since >= WINDOW_SECONDS:
+            told.append((OTHERS, self._others.left_out))
+            self._others.left_out = 0
+        return told
 
     @property
     def idle(self) -> bool:
-        return not self._windows
+        return not self._windows and not self._others.left_out
 
 
 class FailureLog:

@@ -218,6 +218,23 @@ def test_many_failures_of_one_kind_are_few_lines(caplog):
     assert caplog.messages[-1].startswith("request r100 was not loaded")
 
 
+def test_lines_beyond_the_kinds_that_are_kept_apart_are_counted(caplog, monkeypatch):
+    """Names that are made up may crowd a real one out of the log, but not without a word."""
+    monkeypatch.setattr(failure_log, "MAX_KINDS", 3)
+    now = [0.0]
+    log = FailureLog(lambda: now[0])
+    for number in range(10):
+        log.load_failed("r", f"p{number}", "h:1", "read_failed", "")
+    assert len(caplog.messages) == 3
+    now[0] = WINDOW_SECONDS
+    log.flush()
+    line = "7 more like it within 10 s: of other engines or for other reasons"
+    assert caplog.messages[3:] == [line]
+    now[0] = 2 * WINDOW_SECONDS
+    log.flush()
+    assert len(caplog.messages) == 4
+
+
 def test_hostile_names_and_many_kinds_cost_little(caplog, monkeypatch):
     monkeypatch.setattr(failure_log, "MAX_KINDS", 3)
     log = FailureLog(lambda: 0.0)
