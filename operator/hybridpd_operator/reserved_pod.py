@@ -4,6 +4,7 @@ A pod template is a strategic merge patch; everything that the hand-over, the se
 drain arithmetic depend on is refused here rather than silently put back.
 """
 
+import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -149,7 +150,8 @@ def _container(
         if port.get("containerPort") in owned.ports:
             yield _reserved(where, "another port: the operator opens this one")
     for where, mount in _items(container.get("volumeMounts"), f"{path}.volumeMounts"):
-        taken = str(mount.get("mountPath", "")).rstrip("/")
+        # As the kubelet reads it: doubled slashes and dots name the same folder.
+        taken = posixpath.normpath("/" + str(mount.get("mountPath", "")).lstrip("/"))
         if taken in _OWNED_PATHS:
             yield _reserved(where, _OWNED_PATHS[taken])
 

@@ -177,6 +177,21 @@ def engine(**fields: Any) -> dict[str, Any]:
             "spec.containers[0].volumeMounts[0]",
             "another path",
         ),
+        (
+            engine(volumeMounts=[{"name": "v", "mountPath": "//hybridpd/side-channel"}]),
+            "spec.containers[0].volumeMounts[0]",
+            "another path",
+        ),
+        (
+            engine(volumeMounts=[{"name": "v", "mountPath": "/hybridpd/./side-channel/"}]),
+            "spec.containers[0].volumeMounts[0]",
+            "another path",
+        ),
+        (
+            engine(volumeMounts=[{"name": "v", "mountPath": "/hybridpd/x/../side-channel"}]),
+            "spec.containers[0].volumeMounts[0]",
+            "another path",
+        ),
         ({"spec": {"$patch": "replace"}}, "spec.$patch", "a patch without it"),
         ({"spec": {"hostNetwork": True}}, "spec.hostNetwork", "same ports"),
         ({"spec": {"affinity": {}}}, "spec.affinity", "spec.prefill.affinity"),
