@@ -66,7 +66,7 @@ class DecodeSide:
         """A request arrives; from now on its lease is renewed."""
         refusal, detail, remote = "", "", None
         try:
-            remote = parse_decode(facts.params)
+            remote = parse_decode(facts.params, facts.prompt_tokens)
         except ParamsError as error:
             refusal, detail = BAD_PARAMS, str(error)
         if remote is None and not refusal:

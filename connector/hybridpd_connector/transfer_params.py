@@ -21,6 +21,7 @@ VERSION = 1
 MAX_TEXT = 512
 MAX_GROUPS = 64
 MAX_BLOCKS = 1 << 20
+FEW_BLOCKS = 4096
 MAX_BLOCK_ID = (1 << 31) - 1
 MAX_TOKENS = 1 << 27
 MAX_TP_SIZE = 1024
@@ -63,8 +64,13 @@ def wants_prefill(params: object) -> bool:
     return _flags(params)[0]
 
 
-def parse_decode(params: object) -> RemotePrefill | None:
-    """The load that D is asked to do; None when none is asked for."""
+def parse_decode(params: object, prompt_tokens: int = MAX_TOKENS) -> RemotePrefill | None:
+    """The load that D is asked to do; None when none is asked for.
+
+    ``prompt_tokens``: of the request here. A block holds a token or more, so the engine's thread
+    looks at no more ids than that, or at ``FEW_BLOCKS``: what is for another prompt has a refusal
+    of its own.
+    """
     if not _flags(params)[1] or not isinstance(params, Mapping):
         return None
     ours = params.get("hybridpd")
@@ -78,14 +84,17 @@ def parse_decode(params: object) -> RemotePrefill | None:
             version,
             "run one connector version on prefill and decode engines",
         )
+    tokens = _integer(ours, "tokens", 0, MAX_TOKENS, "hybridpd.")
     return RemotePrefill(
         engine_id=_text(params, "remote_engine_id"),
         request_id=_text(params, "remote_request_id"),
         host=_host(params, "remote_host"),
         port=_integer(params, "remote_port", 1, 65535),
-        block_ids=_block_ids(params, "remote_block_ids"),
+        block_ids=_block_ids(
+            params, "remote_block_ids", min(tokens, max(FEW_BLOCKS, prompt_tokens))
+        ),
         tp_size=_integer(params, "tp_size", 1, MAX_TP_SIZE),
-        tokens=_integer(ours, "tokens", 0, MAX_TOKENS, "hybridpd."),
+        tokens=tokens,
         digest=_digest(ours, "digest"),
         lease_seconds=_integer(ours, "lease_seconds", 1, MAX_LEASE_SECONDS, "hybridpd."),
         sequence=_integer(ours, "sequence", 1, MAX_SEQUENCE, "hybridpd."),
@@ -177,7 +186,7 @@ def _integer(params: Mapping[Any, Any], key: str, low: int, high: int, prefix: s
     return value
 
 
-def _block_ids(params: Mapping[Any, Any], key: str) -> tuple[tuple[int, ...], ...]:
+def _block_ids(params: Mapping[Any, Any], key: str, tokens: int) -> tuple[tuple[int, ...], ...]:
     field = f"kv_transfer_params.{key}"
     value = params.get(key)
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_GROUPS:
@@ -187,6 +196,9 @@ def _block_ids(params: Mapping[Any, Any], key: str) -> tuple[tuple[int, ...], ..
     for index, group in enumerate(value):
         if not isinstance(group, list | tuple):
             raise ParamsError(f"{field}[{index}]", "a list of block ids", group, _HINT)
+        if len(group) > max(1, tokens):
+            expected = f"at most {max(1, tokens)} block ids for so many tokens"
+            raise ParamsError(f"{field}[{index}]", expected, len(group), _HINT)
         total += len(group)
         if total > MAX_BLOCKS:
             raise ParamsError(field, f"at most {MAX_BLOCKS} block ids", total, _HINT)

@@ -14,7 +14,7 @@ from test_connector_two_engines import all_free, loaded, prefilled, prompt
 from hybridpd_connector.notifications import MAX_SEQUENCE
 from hybridpd_connector.peers import Address, PeerBook, PeerLimits, PeerManager, PeerState
 from hybridpd_connector.seals import sealed
-from hybridpd_connector.transfer_params import MAX_LEASE_SECONDS, parse_decode
+from hybridpd_connector.transfer_params import MAX_LEASE_SECONDS, MAX_TOKENS, parse_decode
 from hybridpd_connector.transfer_params import answer as make_answer
 from hybridpd_connector.wants import MAX_OWED_ENGINES, OWED_SECONDS
 
@@ -150,6 +150,36 @@ def test_handshakes_that_wait_for_a_thread_are_bounded():
     assert len(begun) == limits.max_handshakes
     assert verdict.state is PeerState.BACKING_OFF
     assert "handshakes" in verdict.reason
+
+
+@pytest.mark.parametrize("tokens", [39, MAX_TOKENS], ids=["right", "huge"])
+def test_no_more_block_ids_are_looked_at_than_a_prompt_can_have(world, tokens):
+    """A million ids take the engine's thread half a second, in every step that shows them."""
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    prompt_ids, answer, _ = prefilled(p, 40)
+    looked_at = []
+
+    class Ids(list):
+        def __iter__(self):
+            looked_at.append(len(self))
+            return super().__iter__()
+
+    answer["remote_block_ids"] = [Ids([1] * (1 << 20)) for _ in answer["remote_block_ids"]]
+    answer["hybridpd"]["tokens"] = tokens
+    d.add("d1", prompt_ids, answer)
+    loaded(world, d, "d1")
+    assert d.reasons == {"d1": "bad_params"}
+    assert looked_at == []
+
+
+def test_what_was_made_for_another_prompt_is_told_apart_from_damage(world):
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    _, answer, _ = prefilled(p, 100)
+    d.add("d1", prompt(3), answer)
+    loaded(world, d, "d1")
+    assert d.reasons == {"d1": "other_prompt"}
 
 
 def test_sealed_offers_are_still_released(world):
