@@ -34,11 +34,12 @@ fmt: ## Format and fix what ruff can fix
 	$(IN_CHECK) ruff format . && $(IN_CHECK) ruff check --fix .
 
 bench: ## The connector's costs beside those of vLLM's own, without engines: about two minutes
-	@for program in transfer_costs connector_cpu table_build; do \
+	@failed=0; for program in transfer_costs connector_cpu table_build; do \
 	  echo "# benchmarks/$$program.py"; \
 	  PYTHONPATH="$(CURDIR)/operator:$(CURDIR)/connector:$(CURDIR)/connector/testkit" \
-	    $$($(PYTHON) e2e/tooling/envs.py engine)/bin/python benchmarks/$$program.py || true; \
-	done
+	    $$($(PYTHON) e2e/tooling/envs.py engine)/bin/python benchmarks/$$program.py \
+	    || [ $$? -eq 2 ] || failed=1; \
+	done; exit $$failed  # 2 is a missed goal, which the output names
 
 ##@ The cluster
 cluster-up: ## Start the one-node cluster; prints the KUBECONFIG to export

@@ -71,7 +71,7 @@ def main() -> int:
               f"{count:>6}{len(lists[0]):>10}", flush=True)  # fmt: skip
     independent = len({count for count, _ in seen}) == 1 and seen[-1][1] < 2 * seen[0][1]
     print(f"\nindependent of the number of blocks: {'yes' if independent else 'no'}")
-    return 0 if independent else 1
+    return 0 if independent else 2
 
 
 if __name__ == "__main__":

@@ -49,6 +49,18 @@ def test_vllm_sections_falcon_h1_zeroed(pool, section, rank):
 
 
 @RANKS
+@pytest.mark.parametrize("section", [*STATE_SECTIONS, *ATTENTION_SECTIONS])
+def test_vllm_sections_granite_4_h_zeroed(pool, section, rank):
+    check_section(pool, "granite-4-h", section, rank)
+
+
+@RANKS
+@pytest.mark.parametrize("section", ["x", *ATTENTION_SECTIONS])
+def test_vllm_sections_lfm2_zeroed(pool, section, rank):
+    check_section(pool, "lfm2", section, rank)
+
+
+@RANKS
 @pytest.mark.parametrize("section", [*DELTA_SECTIONS, *ATTENTION_SECTIONS])
 def test_vllm_sections_qwen3_next_zeroed(pool, section, rank):
     """In bfloat16 a changed token means something only where the single engine was decided, so

@@ -101,6 +101,8 @@ def section_views(section: str, page: torch.Tensor, spec: Any) -> Iterator[torch
 
 def _state_range(section: str, spec: Any) -> tuple[int, int]:
     """Byte range of a section inside a state page, from vLLM's own shapes."""
+    if len(spec.shapes) == 1:  # a short convolution: one stream, no temporal state
+        return 0, math.prod(spec.shapes[0]) * spec.dtypes[0].itemsize
     (channels, steps), (heads, head_dim, _) = spec.shapes
     conv_item, ssm_item = (dtype.itemsize for dtype in spec.dtypes)
     inner = heads * head_dim  # channels of x, or of v
