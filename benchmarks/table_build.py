@@ -2,7 +2,7 @@
 
 Built once for each pair of ranks, at the handshake. Ours are closed forms: rows, whatever the
 number of blocks. vLLM's connector lists every block of every region (its own code, `intree.py`).
-Exit status 1 when ours depends on the number of blocks: more rows, or more than twice the memory.
+Exit status 2 when ours depends on the number of blocks: more rows, or more than twice the memory.
 
     python benchmarks/table_build.py
 """
