@@ -44,6 +44,8 @@ _OURSELVES = "NIXL_INIT_AGENT"
 _MICROSECONDS = 1e-6
 # An agent's metadata begins with its name; what follows is opaque here.
 _HEAD_BYTES = 4096
+# Names of our agents are as long and random. A short one may stand in anybody's bytes by chance.
+_TELLING = 16
 _PROGRESS_DELAY_MICROSECONDS = 100_000
 _MAKING_AGENTS = threading.Lock()
 
@@ -158,7 +160,7 @@ class NixlAgent:
             for known, known_digest in self._peers.items():
                 if known_digest == digest:
                     return known
-                if known.encode() in metadata[:_HEAD_BYTES]:
+                if len(known) >= _TELLING and known.encode() in metadata[:_HEAD_BYTES]:
                     # NIXL would mix it into the one we read from, or take that one down.
                     raise AgentError("peer", "an agent with a name of its own", known)
             loaded = self._nixl.add_remote_agent(metadata)

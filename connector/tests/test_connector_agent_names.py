@@ -56,6 +56,11 @@ def test_an_agent_that_takes_the_name_of_another_is_refused_before_it_is_loaded(
     assert reader.add_peer(FORGED) == name, "the name is free again"
 
 
+def test_a_short_name_in_the_bytes_of_another_agent_is_chance(reader):
+    assert reader.add_peer(b"head|p1|memory") == "p1"
+    assert reader.add_peer(b"head|p10|memory of p1") == "p10"
+
+
 def test_names_that_are_no_text_are_refused_or_shown(reader):
     """Messages are taken on the engine's thread: nothing may be raised there."""
     with pytest.raises(AgentError):
