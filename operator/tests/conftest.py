@@ -7,6 +7,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from operator_fake_cluster import FakeCluster
+from operator_golden import Golden
 from operator_world import World
 
 # No test is about time: a busy machine must not fail one.
@@ -21,24 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> "Golden":
+def golden(request: pytest.FixtureRequest) -> Golden:
     return Golden(Path(__file__).parent / "golden", request.config.getoption("--update-golden"))
-
-
-class Golden:
-    """Compares text with a file that is reviewed as part of a change."""
-
-    def __init__(self, folder: Path, update: bool) -> None:
-        self._folder = folder
-        self._update = update
-
-    def check(self, name: str, text: str) -> None:
-        path = self._folder / name
-        if self._update:
-            path.write_text(text, encoding="utf-8")
-        assert text == path.read_text(encoding="utf-8"), (
-            f"{path.name} differs; if the change is meant, run with --update-golden and review it"
-        )
 
 
 @pytest.fixture

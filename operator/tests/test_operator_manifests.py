@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from operator_golden import Golden
 from operator_world import context, resource
 
-from conftest import Golden
 from hybridpd_operator import manifests, names
 from hybridpd_operator.kinds import Manifest
 from hybridpd_operator.manifests import engine_env, engine_pod, router

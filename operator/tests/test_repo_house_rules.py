@@ -55,6 +55,16 @@ def test_test_files_have_unique_names_and_no_packages() -> None:
     assert [p for p in tests if (p.parent / "__init__.py").exists()] == []
 
 
+def test_nothing_is_imported_from_a_conftest() -> None:
+    """There are several, and which one such an import finds depends on what was collected first."""
+    importing = [
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.glob("**/tests*/**/*.py")
+        if re.search(r"^\s*(from conftest import|import conftest)", path.read_text(), re.MULTILINE)
+    ]
+    assert importing == []
+
+
 def test_modules_stay_within_the_size_budget() -> None:
     sizes = {str(path.relative_to(ROOT)): lines(path) for path in tracked("*.py")}
     over = {
