@@ -65,9 +65,11 @@ def env_path(name: str) -> Path:
 def ensure(name: str) -> Path:
     """Return the whole environment `name`, building it first when it is missing or half made."""
     path = env_path(name)
-    if (path / ".complete").exists():
+    if (path / ".complete").exists() and not missing_packages(name):
         return path
     with exclusive(path.with_suffix(".lock")):
+        # Also beside a whole environment: the cache may have come from another machine.
+        _apt_install(missing_packages(name))
         if not (path / ".complete").exists():
             _build(name, path)
     return path
@@ -77,7 +79,6 @@ def _build(name: str, path: Path) -> None:
     started = time.monotonic()
     _say(f"{name}: building {path}")
     shutil.rmtree(path, ignore_errors=True)
-    _apt_install(missing_packages(name))
     _create(path)
     pip = [str(path / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
     pip += ["--disable-pip-version-check", "--no-compile", "--retries", "10"]

@@ -65,6 +65,19 @@ def test_a_half_built_environment_is_never_taken_for_a_whole_one(pip: Pip) -> No
     assert len(pip.commands) == 2
 
 
+def test_a_whole_environment_still_gets_the_packages_that_this_machine_lacks(
+    pip: Pip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    envs.ensure("small")
+    monkeypatch.setattr(envs, "missing_packages", lambda _name: ["iproute2"])
+    envs.ensure("small")
+    install, update, packages = pip.commands
+    assert "--no-deps" in install
+    assert update[:2] == ["apt-get", "update"]
+    assert packages[:2] == ["apt-get", "install"]
+    assert packages[-1] == "iproute2"
+
+
 @pytest.mark.usefixtures("pip")
 def test_other_requirements_are_another_environment() -> None:
     before = envs.env_path("small")
