@@ -18,11 +18,10 @@ import queue
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
     NixlPullConnectorScheduler,
 )
@@ -214,6 +213,15 @@ def output_of(received: Any = (), sent: Any = ()) -> Any:
     )  # fmt: skip
 
 
+def schedule_loads(connector: Any, decodes: Sequence[Any], blocks: Sequence[Any]) -> Any:
+    """What a scheduler asks a decode engine's connector in one step; the step's metadata."""
+    for request, own in zip(decodes, blocks, strict=True):
+        connector.on_new_request(request)
+        tokens, _ = connector.get_num_new_matched_tokens(request, 0)
+        connector.update_state_after_alloc(request, Blocks(own), tokens)
+    return connector.build_connector_meta(None)
+
+
 def round_of_ours(ours: Ours, meter: Meter, count: int, prompt: list[int], serial: int) -> None:
     """``count`` requests through P and D of the bundled connector."""
     ids = [f"cmpl-{serial}-{at}" for at in range(count)]
@@ -233,14 +241,7 @@ def round_of_ours(ours: Ours, meter: Meter, count: int, prompt: list[int], seria
     meter.run("P worker", count, lambda: ours.step(ours.p))
     decodes = [Request(one, prompt, a) for one, a in zip(ids, answers, strict=True)]
 
-    def d_scheduler() -> Any:
-        for request, own in zip(decodes, blocks, strict=True):
-            ours.d.on_new_request(request)
-            tokens, _ = ours.d.get_num_new_matched_tokens(request, 0)
-            ours.d.update_state_after_alloc(request, Blocks(own), tokens)
-        return ours.d.build_connector_meta(None)
-
-    meta = meter.run("D scheduler", count, d_scheduler)
+    meta = meter.run("D scheduler", count, lambda: schedule_loads(ours.d, decodes, blocks))
     ours.pending(True)
 
     def post() -> Any:
@@ -298,14 +299,7 @@ def round_of_theirs(
     meter.run("P worker", count, p_step)
     decodes = [Request(one, prompt, a) for one, a in zip(ids, answers, strict=True)]
 
-    def d_scheduler() -> NixlConnectorMetadata:
-        for request, own in zip(decodes, blocks, strict=True):
-            theirs.d.on_new_request(request)
-            tokens, _ = theirs.d.get_num_new_matched_tokens(request, 0)
-            theirs.d.update_state_after_alloc(request, Blocks(own), tokens)
-        return theirs.d.build_connector_meta(None)
-
-    meta = meter.run("D scheduler", count, d_scheduler)
+    meta = meter.run("D scheduler", count, lambda: schedule_loads(theirs.d, decodes, blocks))
     meta.heartbeat_by_engine = {}
     theirs.pending(True)
     meter.run("D worker, post", count, lambda: theirs.d_worker.start_load_kv(meta))

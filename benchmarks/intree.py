@@ -34,8 +34,12 @@ FAMILIES = {
 }
 
 
+class NotCarriedError(ValueError):
+    """vLLM's connector does not move this kind of state: there is nothing to compare with."""
+
+
 class InTree:
-    """Its descriptor lists and ids for one rank; NotImplementedError for a model not carried."""
+    """Its descriptor lists and ids for one rank; NotCarriedError for a model it does not move."""
 
     def __init__(self, shape: Shape, blocks: int) -> None:
         self.shape = shape
@@ -109,7 +113,7 @@ def mamba_spec(shape: Shape) -> MambaSpec:
     state = shape.model.state
     if state is None or state.family not in FAMILIES:
         family = state.family if state else "no state"
-        raise NotImplementedError(f"vLLM's connector does not carry {family}")
+        raise NotCarriedError(f"vLLM's connector does not carry {family}")
     facts = resolve_engine(shape.model, EngineFacts(tp_size=shape.tp_size))
     item = 2 if facts.conv_dtype == "bfloat16" else 4
     rows = state.conv_kernel - 1

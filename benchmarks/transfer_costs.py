@@ -15,7 +15,7 @@ import sys
 
 from hybridpd_connector.read_tables import RangeTable
 from hybridpd_geometry import GeometryError, ReadRequest, build_table, plan_pair
-from intree import InTree
+from intree import InTree, NotCarriedError
 from shapes import Shape, published, shape_of
 
 UNEQUAL = ((1, 2), (2, 1), (2, 4), (4, 2), (2, 8), (8, 2))
@@ -41,7 +41,7 @@ def in_tree(shape: Shape, tokens: int) -> tuple[int, int] | str:
     """(bytes, descriptors) of vLLM's connector, or why it does not carry the model."""
     try:
         connector = InTree(shape, shape.blocks_needed(tokens) + 2)
-    except NotImplementedError as error:
+    except NotCarriedError as error:
         return str(error)
     lengths = connector.lists(1 << 32)[:, 1]
     ids = connector.ids(shape.blocks(tokens))

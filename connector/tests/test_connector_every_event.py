@@ -8,6 +8,7 @@ import copy
 import itertools
 
 import pytest
+from connector_boards import RecordedBoard
 
 from hybridpd_connector.agent_api import Memory
 from hybridpd_connector.agent_fake import FakeAgent, FakeNetwork
@@ -27,14 +28,6 @@ from hybridpd_connector.transfers import SourceRead, Transfers
 from hybridpd_testkit.agent_contract import PAGE_BYTES, Side
 
 LEASE = 30.0
-
-
-class Board:
-    def __init__(self):
-        self.ended = []
-
-    def end(self, sequence):
-        self.ended.append(sequence)
 
 
 def release(rank, sequence=1, engine="d", tp_size=2):
@@ -118,7 +111,7 @@ PRODUCER_CELLS = {
 
 class Producer:
     def __init__(self, steps):
-        self.board, self.now, self.sequence = Board(), 0.0, 1
+        self.board, self.now, self.sequence = RecordedBoard(), 0.0, 1
         self.leases = ProducerLeases(LEASE, self.board)
         for step in steps:
             self.play(step)

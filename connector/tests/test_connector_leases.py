@@ -5,6 +5,7 @@ its memory is tested in ``hybridpd_testkit.agent_contract``.
 """
 
 import pytest
+from connector_boards import RecordedBoard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,14 +26,6 @@ from hybridpd_connector.leases import (
 from hybridpd_connector.notifications import Release, Renew
 
 LEASE = 30.0
-
-
-class RecordedBoard:
-    def __init__(self):
-        self.ended = []
-
-    def end(self, sequence):
-        self.ended.append(sequence)
 
 
 @pytest.fixture

@@ -22,31 +22,17 @@ OLD = "YV9maXJzdF9zZWNyZXRfZm9yX3Rlc3RzXzAxMjM0NTY="
 NEW = "c2Vjb25kX3NlY3JldF9mb3JfdGVzdHNfMDEyMzQ1Njc="
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(name, *secrets):
-        path = tmp_path / name
-        fresh = tmp_path / f"{name}.fresh"
-        fresh.write_text("\n".join(secrets) + "\n")
-        fresh.chmod(0o600)
-        # Replaced whole, as a mounted Secret is.
-        os.replace(fresh, path)
-        return str(path)
-
-    return write
-
-
-def test_a_file_that_breaks_later_changes_nothing(write, caplog):
-    path = write("key", OLD)
+def test_a_file_that_breaks_later_changes_nothing(write_keys, caplog):
+    path = write_keys("key", OLD)
     keys = KeyFile(path)
-    write("key", "short")
+    write_keys("key", "short")
     for _ in range(3):
         assert keys.current() == parse_keys(OLD.encode())
     os.unlink(path)
     assert keys.current() == parse_keys(OLD.encode())
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2, told
-    write("key", NEW)
+    write_keys("key", NEW)
     assert keys.current() == parse_keys(NEW.encode())
 
 
@@ -68,17 +54,17 @@ def test_a_file_that_breaks_later_changes_nothing(write, caplog):
         (["#" * MAX_FILE_BYTES], "larger"),
     ],
 )
-def test_a_bad_file_is_refused_at_start_and_says_why(write, secrets, said):
+def test_a_bad_file_is_refused_at_start_and_says_why(write_keys, secrets, said):
     with pytest.raises(KeyFileError, match=said) as caught:
-        KeyFile(write("key", *secrets))
+        KeyFile(write_keys("key", *secrets))
     for secret in secrets:
         assert secret not in str(caught.value) or secret in ("", "short")
 
 
-def test_a_short_secret_is_not_shown(write):
+def test_a_short_secret_is_not_shown(write_keys):
     secret = "Tr0ub4dor&3"
     with pytest.raises(KeyFileError) as caught:
-        KeyFile(write("key", secret))
+        KeyFile(write_keys("key", secret))
     assert secret not in repr(caught.value)
 
 
@@ -117,8 +103,8 @@ def test_lines_may_end_in_any_way_and_repeat():
         (0o620, "group"),
     ],
 )
-def test_a_file_that_others_can_use_is_warned_about(write, mode, said, caplog):
-    path = write("key", OLD)
+def test_a_file_that_others_can_use_is_warned_about(write_keys, mode, said, caplog):
+    path = write_keys("key", OLD)
     os.chmod(path, mode)
     assert stat.S_IMODE(os.stat(path).st_mode) == mode
     keys = KeyFile(path)

@@ -34,20 +34,6 @@ def looks_often(monkeypatch):
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write(name, *secrets):
-        path = tmp_path / name
-        fresh = tmp_path / f"{name}.fresh"
-        fresh.write_text("\n".join(secrets) + "\n")
-        fresh.chmod(0o600)
-        # Replaced whole, as a mounted Secret is.
-        os.replace(fresh, path)
-        return str(path)
-
-    return write
-
-
-@pytest.fixture
 def serve():
     servers = []
 
@@ -91,23 +77,23 @@ def refused(server):
 # --- who gets in ----------------------------------------------------------------------------------
 
 
-def test_the_same_file_lets_in(serve, ask, write):
-    path = write("key", OLD)
+def test_the_same_file_lets_in(serve, ask, write_keys):
+    path = write_keys("key", OLD)
     server, port = serve(path)
     assert ask(port, path) == b"answer to x"
     assert server.take_refused() == {}
 
 
-def test_another_key_is_refused_and_counted(serve, ask, write):
-    server, port = serve(write("p", OLD))
+def test_another_key_is_refused_and_counted(serve, ask, write_keys):
+    server, port = serve(write_keys("p", OLD))
     with pytest.raises(SideChannelKeyError, match="keys differ"):
-        ask(port, write("d", OTHER))
+        ask(port, write_keys("d", OTHER))
     assert refused(server) == {WRONG_KEY: 1}
     assert server.take_refused() == {}
 
 
-def test_a_client_without_a_key_is_refused_and_counted(serve, ask, write):
-    server, port = serve(write("p", OLD))
+def test_a_client_without_a_key_is_refused_and_counted(serve, ask, write_keys):
+    server, port = serve(write_keys("p", OLD))
     with pytest.raises(SideChannelError, match=r"none here and one at|does it ask for a key"):
         ask(port, timeout_seconds=1.0)
     counted = refused(server)
@@ -115,16 +101,16 @@ def test_a_client_without_a_key_is_refused_and_counted(serve, ask, write):
     assert set(counted) <= {KEY_ON_ONE_SIDE, "unfinished"}
 
 
-def test_a_client_with_a_key_does_not_talk_to_a_server_without(serve, ask, write):
+def test_a_client_with_a_key_does_not_talk_to_a_server_without(serve, ask, write_keys):
     server, port = serve()
     with pytest.raises(SideChannelKeyError, match=r"one here and none at|uses none"):
-        ask(port, write("d", OLD))
+        ask(port, write_keys("d", OLD))
     assert refused(server)
 
 
-def test_knowing_the_servers_public_key_is_not_enough(serve, write):
+def test_knowing_the_servers_public_key_is_not_enough(serve, write_keys):
     """The stranger has a key pair of its own and the right public key of the server."""
-    server, port = serve(write("p", OLD))
+    server, port = serve(write_keys("p", OLD))
     public, secret = zmq.curve_keypair()
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
@@ -136,8 +122,8 @@ def test_knowing_the_servers_public_key_is_not_enough(serve, write):
     assert refused(server)[WRONG_KEY] >= 1
 
 
-def test_the_servers_own_key_is_no_clients_key(serve, write):
-    server, port = serve(write("p", OLD))
+def test_the_servers_own_key_is_no_clients_key(serve, write_keys):
+    server, port = serve(write_keys("p", OLD))
     key = z85.encode(derive(OLD.encode()).server)
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
@@ -149,20 +135,20 @@ def test_the_servers_own_key_is_no_clients_key(serve, write):
     assert refused(server)[WRONG_KEY] >= 1
 
 
-def test_a_refused_client_leaves_no_connection_behind(serve, ask, write):
+def test_a_refused_client_leaves_no_connection_behind(serve, ask, write_keys):
     """libzmq would come back for ever, were its socket still there."""
-    server, port = serve(write("p", OLD))
+    server, port = serve(write_keys("p", OLD))
     with pytest.raises(SideChannelKeyError):
-        ask(port, write("d", OTHER))
+        ask(port, write_keys("d", OTHER))
     assert refused(server)
     time.sleep(0.7)
     assert server.take_refused() == {}
     assert server.connections == 0
 
 
-def test_no_descriptor_is_left_after_refusals(serve, write):
-    _, port = serve(write("p", OLD))
-    client = Client(keys=KeyFile(write("d", OTHER)))
+def test_no_descriptor_is_left_after_refusals(serve, write_keys):
+    _, port = serve(write_keys("p", OLD))
+    client = Client(keys=KeyFile(write_keys("d", OTHER)))
 
     def descriptors_after_one_more():
         with pytest.raises(SideChannelKeyError):
@@ -178,14 +164,14 @@ def test_no_descriptor_is_left_after_refusals(serve, write):
     client.close()
 
 
-def test_a_silent_server_is_given_up_in_time_with_a_key_too(ask, write):
+def test_a_silent_server_is_given_up_in_time_with_a_key_too(ask, write_keys):
     with pytest.raises(SideChannelError, match="none in time"):
-        ask(free_port(), write("d", OLD, NEW), 0.3)
+        ask(free_port(), write_keys("d", OLD, NEW), 0.3)
 
 
-def test_nothing_readable_crosses_the_wire(serve, write):
+def test_nothing_readable_crosses_the_wire(serve, write_keys):
     """A relay between the two sees neither question nor answer, nor the secret."""
-    path = write("key", OLD)
+    path = write_keys("key", OLD)
     _, port = serve(path)
     seen = bytearray()
     listener = socket.create_server((HOST, 0))
@@ -235,14 +221,14 @@ def test_nothing_readable_crosses_the_wire(serve, write):
         ([NEW, OLD], [NEW]),
     ],
 )
-def test_every_state_of_a_rotation_works(serve, ask, write, on_p, on_d):
-    _, port = serve(write("p", *on_p))
-    assert ask(port, write("d", *on_d)) == b"answer to x"
+def test_every_state_of_a_rotation_works(serve, ask, write_keys, on_p, on_d):
+    _, port = serve(write_keys("p", *on_p))
+    assert ask(port, write_keys("d", *on_d)) == b"answer to x"
 
 
-def test_a_rotation_needs_no_restart(serve, write):
+def test_a_rotation_needs_no_restart(serve, write_keys):
     """Both files change step by step, in different order, while the two sides run."""
-    p, d = write("p", OLD), write("d", OLD)
+    p, d = write_keys("p", OLD), write_keys("d", OLD)
     server, port = serve(p)
     client = Client(keys=KeyFile(d))
     for name, secrets in (
@@ -253,17 +239,17 @@ def test_a_rotation_needs_no_restart(serve, write):
         ("p", (NEW,)),
         ("d", (NEW,)),
     ):
-        write(name, *secrets)
+        write_keys(name, *secrets)
         assert answered(client, port), (name, secrets)
     client.close()
     assert server.alive
 
 
-def test_a_key_that_was_taken_out_lets_in_no_more(serve, ask, write):
-    p, d = write("p", OLD, OTHER), write("d", OLD)
+def test_a_key_that_was_taken_out_lets_in_no_more(serve, ask, write_keys):
+    p, d = write_keys("p", OLD, OTHER), write_keys("d", OLD)
     server, port = serve(p)
     assert ask(port, d) == b"answer to x"
-    write("p", OTHER)
+    write_keys("p", OTHER)
     deadline = time.monotonic() + SOON
     while time.monotonic() < deadline:
         try:
@@ -273,13 +259,13 @@ def test_a_key_that_was_taken_out_lets_in_no_more(serve, ask, write):
         time.sleep(0.05)
     else:
         pytest.fail("the old key still lets in")
-    assert ask(port, write("d2", OTHER)) == b"answer to x"
+    assert ask(port, write_keys("d2", OTHER)) == b"answer to x"
     assert server.alive
 
 
-def test_a_connection_made_with_a_key_ends_when_the_key_is_taken_out(serve, write):
+def test_a_connection_made_with_a_key_ends_when_the_key_is_taken_out(serve, write_keys):
     """Who has a leaked key must not keep a connection and go on asking."""
-    p = write("p", NEW, OLD)
+    p = write_keys("p", NEW, OLD)
     _, port = serve(p)
     leaked = z85.encode(derive(OLD.encode()).client)
     ours = z85.encode(derive(NEW.encode()).server)
@@ -291,7 +277,7 @@ def test_a_connection_made_with_a_key_ends_when_the_key_is_taken_out(serve, writ
         held.send(b"x")
         assert held.poll(SOON * 1000)
         assert held.recv() == b"answer to x"
-        write("p", NEW)
+        write_keys("p", NEW)
         deadline = time.monotonic() + SOON
         refused_at_last = False
         while not refused_at_last and time.monotonic() < deadline:
@@ -316,19 +302,19 @@ def answered(client, port):
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def test_secrets_and_keys_are_nowhere_to_be_seen(serve, ask, write, caplog):
+def test_secrets_and_keys_are_nowhere_to_be_seen(serve, ask, write_keys, caplog):
     caplog.set_level(logging.DEBUG)
-    path = write("p", OLD, NEW)
+    path = write_keys("p", OLD, NEW)
     server, port = serve(path)
     keys = KeyFile(path)
     client = Client(keys=keys)
     tell_about_keys(keys)
     shown = [repr(keys), repr(server), repr(client), repr(keys.current()), str(keys.current()[0])]
     with pytest.raises(SideChannelKeyError) as caught:
-        ask(port, write("d", OTHER))
+        ask(port, write_keys("d", OTHER))
     shown += [str(caught.value), repr(caught.value), repr(pickle.dumps(caught.value))]
     assert refused(server)
-    write("p", NEW)
+    write_keys("p", NEW)
     assert answered(client, port)
     client.close()
     text = "\n".join([*shown, caplog.text])

@@ -7,6 +7,8 @@ install is removed and made again, never used.
 
 Requirement files are complete closures pinned with `==` and installed with `--no-deps`. That is
 what lets the CPU build of vLLM run on the registry's ordinary torch, which its metadata refuses.
+The engine closures hold all that vLLM declares, thus also clients of services that nothing here
+calls.
 """
 
 from __future__ import annotations
