@@ -126,6 +126,12 @@ def _up() -> None:
     _advertise_gpus()
     node.wait_for("Ready node", _node_is_ready, 60, started)
     node.wait_for("default service account", _default_account_exists, 60, started)
+    _finished_mark().touch()
+
+
+def _finished_mark() -> Path:
+    """There once `up` has done all it does: what it started runs on when it is killed."""
+    return state_folder() / "up-finished"
 
 
 def _start(name: str) -> tuple[str, "subprocess.Popen[bytes]"]:
@@ -270,6 +276,8 @@ def problems() -> list[str]:
         for name in components.COMPONENTS
         if not cgroups.component_runs(name, components.program_path(name))
     ]
+    if not _finished_mark().exists():
+        gone.append("`up` has not finished")
     if not gone and not _node_is_ready():
         gone.append("the node is not Ready")
     return gone
