@@ -48,6 +48,26 @@ def values_of(points: Iterable[Point], names: Sequence[str], factor: float) -> l
     return found
 
 
+def ratios_by_repeat(points: Iterable[Point], names: Sequence[str]) -> list[float]:
+    """Ours to in-tree of each repeat that has both: the two ran one after the other, so that a
+    machine that changes slowly does not stand between them."""
+    found: dict[str, dict[int, float]] = {BASE: {}, OURS: {}}
+    for point in points:
+        values = values_of([point], names, 1)
+        if point["connector"] in found and values:
+            found[point["connector"]][point["repeat"]] = values[0]
+    both = sorted(found[BASE].keys() & found[OURS].keys())
+    return [found[OURS][repeat] / found[BASE][repeat] for repeat in both if found[BASE][repeat]]
+
+
+def ratios(medians: Mapping[str, float], by_repeat: Sequence[float]) -> str:
+    """Of the medians, and the median and range of those of each repeat."""
+    if not medians.get(BASE) or not by_repeat:
+        return ""
+    spread = f"{statistics.median(by_repeat):.3f} [{min(by_repeat):.3f}-{max(by_repeat):.3f}]"
+    return f"{medians[OURS] / medians[BASE]:>14.3f}{spread:>26}"
+
+
 def table(points: Sequence[Point]) -> list[str]:
     """One block of lines per concurrency."""
     lines = []
@@ -60,7 +80,7 @@ def table(points: Sequence[Point]) -> list[str]:
         }
         lines += ["", f"concurrency {concurrency}, requests {json.dumps(requests)}"]
         head = f"{'':30}" + "".join(f"{name:>28}" for name in requests)
-        lines.append(head + f"{'ours/in-tree':>14}")
+        lines.append(head + f"{'ours/in-tree':>14}{'repeat by repeat':>26}")
         for title, names, factor, digits in ROWS:
             line, medians = f"{title:30}", {}
             for connector in requests:
@@ -73,8 +93,7 @@ def table(points: Sequence[Point]) -> list[str]:
                 else:
                     line += f"{'-':>28}"
             if medians:
-                ratio = medians.get(OURS, 0) / medians[BASE] if medians.get(BASE) else 0
-                lines.append(line + (f"{ratio:>14.3f}" if ratio else ""))
+                lines.append(line + ratios(medians, ratios_by_repeat(here, names)))
     failed = sum(point["failed"] for point in points)
     return [*lines, "", f"failed requests: {failed}"]
 
