@@ -94,7 +94,8 @@ so and names the cause when it can be known, which is one of these:
 """
 
 REFUSALS_START = """
-With `require_fast_link` such a P is refused, and its requests fail as `peer_refused`.
+With `require_fast_link` (`spec.connector.requireFastLink` of a HybridPDService) such a P is
+refused, and its requests fail as `peer_refused`.
 
 ## Versions
 | what | versions |

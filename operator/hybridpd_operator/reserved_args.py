@@ -132,6 +132,10 @@ OWNED_ENV: tuple[Owned, ...] = (
     Owned("VLLM_NIXL_SIDE_CHANNEL_PORT", "spec.connector.sideChannelPort"),
     Owned("VLLM_SSM_CONV_STATE_LAYOUT", "nothing: both roles need the DS layout"),
     Owned("VLLM_KV_CACHE_LAYOUT", "nothing: the connector asks vLLM for the layout it reads"),
+    Owned(
+        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
+        "nothing: a request id that comes again would end an engine that holds its blocks",
+    ),
     Owned("VLLM_LOGGING_LEVEL", "spec.observability.logLevel"),
     Owned("HF_TOKEN", "spec.model.source.huggingFace.tokenSecret"),
     Owned("UCX_TLS", "spec.network.ucx.transports"),

@@ -62,6 +62,7 @@ ENTERS: Final[tuple[str, ...]] = (
     "connector.lease_seconds",
     "connector.load_failure_policy",
     "connector.checksum",
+    "connector.require_fast_link",
     "connector.side_channel_port",
     "connector.side_channel_key_secret",
     "connector.backends",

@@ -184,6 +184,7 @@ class Connector:
     lease_seconds: int = put(Integer(10, 3600), 30)
     load_failure_policy: str = put(Choice(("Fail", "Recompute")), "Fail")
     checksum: str | None = put(Choice(("Off", "Sample", "All")), None)
+    require_fast_link: bool | None = put(Flag(), None)
     side_channel_port: int = put(Integer(1024, 65535), 5600)
     side_channel_key_secret: SideChannelKey | None = put(Nested(SideChannelKey), None)
     backends: tuple[str, ...] = put(Items(Text(32, pattern=r"^[A-Za-z0-9_]+$"), 8, 1), ("UCX",))

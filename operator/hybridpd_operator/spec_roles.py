@@ -27,7 +27,8 @@ GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSc
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 #: A reference that names a tag or a digest. A bare repository would mean `:latest`.
 IMAGE_PATTERN = r"^[a-z0-9][^\s@]*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[a-f0-9]{64})$"
-DNS_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+#: A name of a Secret, ConfigMap or claim: labels of RFC 1123, joined by dots.
+DNS_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 #: Seconds the pod still has after preStop and drain, to kill what is left and tear down.
 GRACE_MARGIN_SECONDS = 15

@@ -46,6 +46,7 @@ FULL: dict[str, Any] = {
         "leaseSeconds": 45,
         "loadFailurePolicy": "Recompute",
         "checksum": "All",
+        "requireFastLink": True,
         "sideChannelKeySecret": {"name": "side-channel"},
     },
     "prefill": {
@@ -147,6 +148,7 @@ def test_the_transfer_config_names_our_connector(role: str, kv_role: str) -> Non
     assert config["kv_load_failure_policy"] == "recompute"
     assert config["kv_connector_extra_config"]["lease_seconds"] == 45
     assert config["kv_connector_extra_config"]["checksum"] == "all"
+    assert config["kv_connector_extra_config"]["require_fast_link"] is True
     assert "engine_id" not in config, "a fixed id would make a restarted engine look like the old"
 
 

@@ -146,6 +146,11 @@ def engine(**fields: Any) -> dict[str, Any]:
             "spec.prefill.drain.preStopSeconds",
         ),
         (
+            engine(env=[{"name": "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "value": "1"}]),
+            "spec.containers[0].env[0].name",
+            "a request id that comes again",
+        ),
+        (
             engine(env=[{"name": "UCX_TLS", "value": "tcp"}]),
             "spec.containers[0].env[0].name",
             "spec.network.ucx.transports",

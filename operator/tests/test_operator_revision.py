@@ -65,6 +65,7 @@ def test_edits_that_keep_the_pair(patch: dict[str, Any]) -> None:
         {"engine": {"extraArgs": ["--enforce-eager"]}},
         {"connector": {"leaseSeconds": 60}},
         {"connector": {"checksum": "Off"}},
+        {"connector": {"requireFastLink": True}},
         {"connector": {"image": "hybridpd/connector:2"}},
         {"network": {"ucx": {"netDevices": ["mlx5_0:1"]}}},
         {"model": {"maxModelLen": 4096}},

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hybridpd_operator.errors import FieldError, InvalidSpecError
-from hybridpd_operator.spec import DEFAULT_GPU_RESOURCE, Engine, parse_service
+from hybridpd_operator.spec import DEFAULT_GPU_RESOURCE, Engine, Spec, parse_service
+from hybridpd_operator.spec_fields import read_object
 from hybridpd_operator.spec_roles import H200_PRODUCTS, EnvVar
 
 
@@ -137,6 +138,38 @@ def test_a_wrong_value_names_what_was_expected(
 def test_a_line_break_at_the_end_is_refused_as_the_api_server_does(path: str, value: Any) -> None:
     (problem,) = problems(resource(**{path: value}))
     assert problem.path.startswith(f"spec.{path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [
+        ("a", True),
+        ("pair-key.2", True),
+        ("9.9", True),
+        ("a..b", False),
+        ("a.-b", False),
+        ("a-.b", False),
+        (".a", False),
+        ("a.", False),
+        ("-a", False),
+        ("A", False),
+        ("a_b", False),
+    ],
+)
+def test_names_of_other_objects_are_those_that_the_api_server_takes(
+    name: str, accepted: bool
+) -> None:
+    source = {"huggingFace": {"tokenSecret": {"name": name}}}
+    claim = {"persistentVolumeClaim": {"claimName": name}}
+    for spec in (
+        {"connector": {"sideChannelKeySecret": {"name": name}}},
+        {"imagePullSecrets": [{"name": name}]},
+        {"model": {"id": "org/model", "source": source}},
+        {"model": {"id": "org/model", "source": claim}},
+        {"model": {"id": "org/model", "config": {"configMap": {"name": name}}}},
+    ):
+        _, found = read_object(Spec, resource(**spec)["spec"], "spec")
+        assert (not found) is accepted, spec
 
 
 def test_a_word_that_yaml_takes_for_a_boolean_is_asked_for_in_quotes() -> None:

@@ -44,9 +44,15 @@ def transfer_config(context: Context, role: str) -> dict[str, object]:
             "lease_seconds": connector.lease_seconds,
             "backends": list(connector.backends),
             **({"checksum": connector.checksum.lower()} if connector.checksum else {}),
+            **_fast_link(connector.require_fast_link),
             **_key_file(context),
         },
     }
+
+
+def _fast_link(required: bool | None) -> dict[str, object]:
+    """Matters on decode; unset leaves the connector's own default."""
+    return {} if required is None else {"require_fast_link": required}
 
 
 def _key_file(context: Context) -> dict[str, object]:
