@@ -20,6 +20,7 @@ from hybridpd_connector.errors import RefusedError, VersionError
 from hybridpd_connector.failure_reasons import join
 from hybridpd_connector.lease_board import BoardCheck
 from hybridpd_connector.metadata import Interest, Load
+from hybridpd_connector.mispredictions import Mispredictions
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
 from hybridpd_connector.peers import Address, PeerManager, PeerState
 from hybridpd_connector.read_tables import zero_ranges
@@ -100,6 +101,7 @@ class ConsumerRank:
         self._loading: dict[str, _Loading] = {}
         self._received: set[str] = set()
         self._failed: dict[str, str] = {}
+        self._mispredictions = Mispredictions()
         self._refusals: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def absorb(self, interests: Iterable[Interest], leaves: Iterable[str], now: float) -> None:
@@ -279,16 +281,12 @@ class ConsumerRank:
                 self._end(loading, "", now)
 
     def _record(self, outcome: Outcome, loading: _Loading) -> None:
-        self._stats.count(stats.READ_BYTES, outcome.bytes)
-        self._stats.count(stats.READ_DESCRIPTORS, outcome.descriptors)
-        self._stats.count(stats.PREDICTED_BYTES, loading.predicted_bytes)
-        self._stats.count(stats.PREDICTED_DESCRIPTORS, loading.predicted_descriptors)
-        self._stats.observe(stats.POST_SECONDS, outcome.post_seconds)
-        self._stats.observe(stats.NOTICED_SECONDS, outcome.transfer_seconds)
-        self._stats.observe(stats.LOAD_BYTES, outcome.bytes)
-        self._stats.observe(stats.LOAD_DESCRIPTORS, outcome.descriptors)
-        if outcome.bytes not in (0, loading.predicted_bytes):  # 0: NIXL could not say
-            self._stats.count(stats.MISPREDICTED_LOADS)
+        measured = outcome.bytes, outcome.descriptors
+        predicted = loading.predicted_bytes, loading.predicted_descriptors
+        times = outcome.post_seconds, outcome.transfer_seconds
+        if not self._stats.load(measured, predicted, *times):
+            remote = loading.want.remote
+            self._mispredictions.tell(outcome.request, remote.engine_id, measured, predicted)
 
     def _fail(self, loading: _Loading, reason: str, detail: str, now: float) -> None:
         """What this rank knows; the scheduler's side writes the line, once for all ranks."""

@@ -18,7 +18,7 @@ and no Prometheus here: the vLLM class makes the metric objects from this table.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 READ_BYTES = "read_bytes"
@@ -35,6 +35,8 @@ NOTICED_SECONDS = "until_noticed_seconds"
 QUEUE_SECONDS = "queue_seconds"
 LOAD_BYTES = "load_bytes"
 LOAD_DESCRIPTORS = "load_descriptors"
+PREDICTED_LOAD_BYTES = "predicted_load_bytes"
+PREDICTED_LOAD_DESCRIPTORS = "predicted_load_descriptors"
 MISPREDICTED_LOADS = "mispredicted_loads"
 LINKS = "links"
 
@@ -55,7 +57,15 @@ COUNTS = (
     LEASES_RELEASED,
 )
 SECONDS = (POST_SECONDS, NOTICED_SECONDS, QUEUE_SECONDS)
-OBSERVED = (*SECONDS, LOAD_BYTES, LOAD_DESCRIPTORS)
+_LOAD_OBSERVED = (
+    LOAD_BYTES,
+    LOAD_DESCRIPTORS,
+    PREDICTED_LOAD_BYTES,
+    PREDICTED_LOAD_DESCRIPTORS,
+    POST_SECONDS,
+    NOTICED_SECONDS,
+)
+OBSERVED = (QUEUE_SECONDS, *_LOAD_OBSERVED)
 GAUGES = (LEASES_HELD,)
 
 MAX_OBSERVATIONS = 10_000
@@ -70,6 +80,8 @@ _DESCRIPTOR_BUCKETS = tuple(float(1 << power) for power in range(0, 17, 2))
 _LONG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 Kind = Literal["counter", "gauge", "histogram"]
+Moved = tuple[int, int]
+"""Bytes and descriptors of one load, on one rank."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +135,20 @@ METRICS: tuple[MetricDefinition, ...] = (
         "histogram",
         "Descriptors that one rank read for one request, as NIXL counted them after merging.",
         LOAD_DESCRIPTORS,
+        buckets=_DESCRIPTOR_BUCKETS,
+    ),
+    MetricDefinition(
+        "hybridpd_predicted_load_bytes",
+        "histogram",
+        "Bytes that the read plan foresaw for one rank and one request.",
+        PREDICTED_LOAD_BYTES,
+        buckets=_BYTE_BUCKETS,
+    ),
+    MetricDefinition(
+        "hybridpd_predicted_load_descriptors",
+        "histogram",
+        "Descriptors that the read plan foresaw for one rank and one request.",
+        PREDICTED_LOAD_DESCRIPTORS,
         buckets=_DESCRIPTOR_BUCKETS,
     ),
     MetricDefinition(
@@ -231,6 +257,37 @@ class Stats:
         """Add to one of ``COUNTS``."""
         _add(self.data["counts"], _known(name, COUNTS), amount)
 
+    def load(
+        self, measured: Moved, predicted: Moved, post_seconds: float, noticed_seconds: float
+    ) -> bool:
+        """One rank has read its part of one request; False when not the bytes that were foreseen.
+
+        NIXL that could not say counts 0. Written out, since it runs on the engine's thread.
+        """
+        data = self.data
+        counts, kept = data["counts"], data["seconds"]
+        read_bytes, descriptors = measured
+        predicted_bytes, predicted_descriptors = predicted
+        so_far = counts.get
+        counts[READ_BYTES] = so_far(READ_BYTES, 0) + read_bytes
+        counts[READ_DESCRIPTORS] = so_far(READ_DESCRIPTORS, 0) + descriptors
+        counts[PREDICTED_BYTES] = so_far(PREDICTED_BYTES, 0) + predicted_bytes
+        counts[PREDICTED_DESCRIPTORS] = so_far(PREDICTED_DESCRIPTORS, 0) + predicted_descriptors
+        if LOAD_BYTES not in kept:
+            for name in _LOAD_OBSERVED:
+                kept.setdefault(name, [])
+        if len(kept[LOAD_BYTES]) < MAX_OBSERVATIONS:
+            kept[LOAD_BYTES].append(read_bytes)
+            kept[LOAD_DESCRIPTORS].append(descriptors)
+            kept[PREDICTED_LOAD_BYTES].append(predicted_bytes)
+            kept[PREDICTED_LOAD_DESCRIPTORS].append(predicted_descriptors)
+            kept[POST_SECONDS].append(post_seconds)
+            kept[NOTICED_SECONDS].append(noticed_seconds)
+        if read_bytes in (0, predicted_bytes):
+            return True
+        _add(counts, MISPREDICTED_LOADS, 1)
+        return False
+
     def fail(self, reason: str, amount: int = 1) -> None:
         """One load failed for this reason (a short constant, never peer text)."""
         _add(self.data["failures"], reason, amount)
@@ -310,35 +367,6 @@ def reduce(data: Mapping[str, Any]) -> dict[str, int | float]:
             numbers[f"{label} p50 ms"] = round(_quantile(observations, 0.5) * 1e3, 3)
             numbers[f"{label} p90 ms"] = round(_quantile(observations, 0.9) * 1e3, 3)
     return numbers
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """One value for one metric: add it (counter), set it (gauge) or observe it (histogram).
-    ``labels``: values of the metric's own labels."""
-
-    metric: MetricDefinition
-    labels: tuple[str, ...]
-    value: float
-
-
-def samples(data: Mapping[str, Any]) -> Iterator[Sample]:
-    """Everything in ``data`` that a metric shows."""
-    for metric in METRICS:
-        if metric.key == LINKS:
-            for label, (path, rate) in data.get(LINKS, {}).items():
-                yield Sample(metric, (label, path), rate)
-        elif metric.label:
-            for label, value in data.get(metric.key, {}).items():
-                yield Sample(metric, (label,), value)
-        elif metric.kind == "histogram":
-            for seconds in data.get("seconds", {}).get(metric.key, ()):
-                yield Sample(metric, (), seconds)
-        else:
-            part = "counts" if metric.kind == "counter" else "gauges"
-            value = data.get(part, {}).get(metric.key)
-            if value is not None:
-                yield Sample(metric, (), value)
 
 
 def _add(amounts: dict[str, int], name: str, amount: int) -> None:

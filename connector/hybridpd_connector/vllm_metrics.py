@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from hybridpd_connector import stats
+from hybridpd_connector.metric_samples import Sample, samples
 
 
 class HybridStats(KVConnectorStats):  # type: ignore[misc]
@@ -62,7 +63,7 @@ class HybridPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         values: Sequence[object] = self.per_engine_labelvalues[engine_idx]
-        for sample in stats.samples(transfer_stats_data):
+        for sample in samples(transfer_stats_data):
             if sample.metric.key == stats.LINKS:
                 self._show_link(engine_idx, sample)
                 continue
@@ -74,7 +75,7 @@ class HybridPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             else:
                 metric.observe(sample.value)
 
-    def _show_link(self, engine_idx: int, sample: stats.Sample) -> None:
+    def _show_link(self, engine_idx: int, sample: Sample) -> None:
         """One series per peer: the one of its earlier path goes, and all of them with the link."""
         metric, (peer, path) = self._metrics[sample.metric.name], sample.labels
         values: Sequence[object] = self.per_engine_labelvalues[engine_idx]

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from hybridpd_connector import stats
-from hybridpd_connector.stats import METRICS, Stats, aggregate, empty, is_empty, reduce, samples
+from hybridpd_connector.metric_samples import samples
+from hybridpd_connector.stats import METRICS, Stats, aggregate, empty, is_empty, reduce
 
 
 def filled(loads=1):
@@ -90,6 +91,41 @@ def test_the_log_line_has_counts_and_quantiles():
     assert "load failures" in repr(recorder)
 
 
+def test_a_load_is_measured_and_foreseen_in_the_same_form():
+    recorder = Stats()
+    assert recorder.load((1000, 3), (1000, 4), 0.001, 0.002)
+    assert recorder.load((0, 0), (500, 2), 0.003, 0.004), "the library could not say"
+    assert "mispredicted_loads" not in recorder.data["counts"]
+    assert not recorder.load((999, 4), (1000, 4), 0.005, 0.006)
+    assert recorder.data["counts"] == {
+        "read_bytes": 1999,
+        "read_descriptors": 7,
+        "predicted_bytes": 2500,
+        "predicted_descriptors": 10,
+        "mispredicted_loads": 1,
+    }
+    assert recorder.data["seconds"] == {
+        "load_bytes": [1000, 0, 999],
+        "load_descriptors": [3, 0, 4],
+        "predicted_load_bytes": [1000, 500, 1000],
+        "predicted_load_descriptors": [4, 2, 4],
+        "post_seconds": [0.001, 0.003, 0.005],
+        "until_noticed_seconds": [0.002, 0.004, 0.006],
+    }
+    shape = {metric.name: (metric.kind, metric.buckets, metric.label) for metric in METRICS}
+    for what in ("bytes", "descriptors"):
+        assert shape[f"hybridpd_load_{what}"] == shape[f"hybridpd_predicted_load_{what}"]
+
+
+def test_loads_are_counted_beyond_the_observations_that_are_kept(monkeypatch):
+    monkeypatch.setattr(stats, "MAX_OBSERVATIONS", 3)
+    recorder = Stats()
+    for _ in range(10):
+        recorder.load((1000, 3), (1000, 3), 0.001, 0.002)
+    assert recorder.data["counts"]["read_bytes"] == 10_000
+    assert {len(kept) for kept in recorder.data["seconds"].values()} == {3}
+
+
 def test_unknown_names_are_refused():
     recorder = Stats()
     with pytest.raises(KeyError, match="lodas"):
@@ -136,6 +172,8 @@ def test_metric_names_are_a_contract():
         "hybridpd_predicted_descriptors_total": "",
         "hybridpd_load_bytes": "",
         "hybridpd_load_descriptors": "",
+        "hybridpd_predicted_load_bytes": "",
+        "hybridpd_predicted_load_descriptors": "",
         "hybridpd_mispredicted_loads_total": "",
         "hybridpd_loads_total": "",
         "hybridpd_load_failures_total": "reason",

@@ -35,7 +35,9 @@ FOOTER = """
 `hybridpd_read_bytes_total` and `hybridpd_predicted_bytes_total` grow together: the prediction is
 made from the two engines' layouts and the number of prompt tokens, the other is what NIXL counted.
 A difference is a fault worth reporting, and `hybridpd_mispredicted_loads_total` counts the loads
-that had one. Names end in their unit: bytes, seconds; the others are numbers of things.
+that had one; decode's log has a line with both numbers for the first eight. Of single requests
+`hybridpd_load_*` and `hybridpd_predicted_load_*` have the same buckets.
+Names end in their unit: bytes, seconds; the others are numbers of things.
 
 Bytes, descriptors and seconds are of each decode rank's own reads, added up over the ranks of an
 engine; loads, failures, recomputed requests and leases are counted once each. A lease counts as
