@@ -187,7 +187,9 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """vLLM asks once, when the engine has warmed up and recorded its graphs."""
         half = self._rank
+        half.warmed_up()
         return HandshakeMetadata((half.hello(), half.layout.to_dict()))
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:

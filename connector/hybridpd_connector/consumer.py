@@ -19,10 +19,12 @@ from hybridpd_connector.agent_api import Agent
 from hybridpd_connector.errors import RefusedError, VersionError
 from hybridpd_connector.failure_reasons import join
 from hybridpd_connector.lease_board import BoardCheck
+from hybridpd_connector.meetings import Meetings
 from hybridpd_connector.metadata import Interest, Load
 from hybridpd_connector.mispredictions import Mispredictions
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
-from hybridpd_connector.peers import Address, PeerManager, PeerState
+from hybridpd_connector.peer_state import PeerState
+from hybridpd_connector.peers import Address, PeerManager
 from hybridpd_connector.read_tables import zero_ranges
 from hybridpd_connector.seals import is_sealed
 from hybridpd_connector.transfers import ABORTED, READ_FAILED, Outcome, SourceRead, Transfers
@@ -168,6 +170,12 @@ class ConsumerRank:
             self._wants.end_lingering(now)
             self._wants.send_due(now)
             self._progress()
+
+    def attend(self, meetings: Meetings, now: float) -> None:
+        """Keep the peers that are named ahead of requests; called by the ticker."""
+        with self._lock:
+            self._collect(now)
+            meetings.attend(self._peers, now)
 
     def _shake_hands(self, engine_id: str, address: Address) -> PeerLink:
         """On a handshake thread. A refusal is noted apart from the peer book: there the engine may

@@ -136,6 +136,17 @@ class _AnswerOutline(msgspec.Struct):
     hello: _HelloOutline | None = None
 
 
+class _Named(msgspec.Struct):
+    engine_id: Name
+
+
+class _AnswerName(msgspec.Struct):
+    """Who answered, without making objects of the rest."""
+
+    hello: _Named | None = None
+    refusal: _Refusal | None = None
+
+
 class Asker(Protocol):
     """What ``fetch`` needs of a ``side_channel_client.Client``."""
 
@@ -145,6 +156,7 @@ class Asker(Protocol):
 _Body = TypeVar("_Body")
 _question_decoder = msgspec.msgpack.Decoder(_Question)
 _answer_decoder = msgspec.msgpack.Decoder(_Answer)
+_name_decoder = msgspec.msgpack.Decoder(_AnswerName)
 _outline_decoder = msgspec.msgpack.Decoder(_AnswerOutline)
 _HEADER = MAGIC + WIRE_VERSION.to_bytes(2, "big")
 
@@ -186,11 +198,8 @@ def decode_answer(raw: bytes) -> Hello:
         expected = f"at most {MAX_OUTLINE_BYTES} bytes beside the metadata of its agents"
         raise WireError("handshake answer", expected, rest)
     answer = _decode(raw, _answer_decoder, MAX_HELLO_BYTES, "handshake answer")
-    refusal = answer.refusal
-    if refusal is not None:
-        raise RefusedError(
-            refusal.field, refusal.expected, refusal.got, refusal.hint, retryable=refusal.retryable
-        )
+    if answer.refusal is not None:
+        raise _refused(answer.refusal)
     if answer.hello is None:
         raise WireError("handshake answer", "a hello or a refusal", "neither")
     hello = answer.hello
@@ -222,6 +231,24 @@ def fetch(
     if hello.engine_id != engine_id:
         raise _other_engine(engine_id, hello.engine_id)
     return hello
+
+
+def who_is_there(
+    asker: Asker, address: tuple[str, int], *, our_engine_id: str, timeout_seconds: float
+) -> str:
+    """The id of the engine that lives at ``address``. It blocks, and raises as ``fetch`` does."""
+    host, port = address
+    raw = asker.ask(host, port, encode_question("", our_engine_id), timeout_seconds)
+    answer = _decode(raw, _name_decoder, MAX_HELLO_BYTES, "handshake answer")
+    if answer.refusal is not None:
+        raise _refused(answer.refusal)
+    if answer.hello is None:
+        raise WireError("handshake answer", "a hello or a refusal", "neither")
+    engine_id = answer.hello.engine_id
+    if not engine_id.isprintable():
+        # It goes into log lines before anything else of the hello is looked at.
+        raise WireError("handshake answer.engine_id", "printable text", engine_id)
+    return engine_id
 
 
 class Responder:
@@ -267,6 +294,12 @@ class Responder:
             starting = RefusedError("engine", "ready", "starting", "retry")
             return encode_refusal(starting, retryable=True)
         return hello
+
+
+def _refused(refusal: _Refusal) -> RefusedError:
+    return RefusedError(
+        refusal.field, refusal.expected, refusal.got, refusal.hint, retryable=refusal.retryable
+    )
 
 
 def _other_engine(expected: str, got: str) -> RefusedError:

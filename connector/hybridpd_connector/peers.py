@@ -1,14 +1,6 @@
 """Remote P engines as one D rank sees them: who is ready, who is being asked, who is left alone.
 
-    state        wanted            succeeded   failed        refused   lost / idle / replaced
-    unknown      handshaking       -           -             -         -
-    handshaking  (wait)            ready       backing off   refused   evicted
-    ready        (use)             -           -             -         evicted
-    backing off  handshaking, once -           -             -         evicted
-                 the pause is over
-    refused      the same; a longer pause                              evicted
-
-``TRANSITIONS`` is this table. An evicted peer is gone from the book; what its handshake made (agent
+``peer_state`` has the states. An evicted peer is gone from the book; what its handshake made (agent
 entries, prepared lists) is handed to ``discard`` until it is given back. A result that arrives for
 a peer that was evicted meanwhile is discarded too: every attempt has a number.
 
@@ -17,65 +9,22 @@ time, on a small bounded pool, so that one dead peer does not delay the others; 
 """
 
 import dataclasses
-import enum
 import logging
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, NamedTuple, TypeVar
 
 from hybridpd_connector.errors import ConnectorError, RefusedError, StateError, VersionError
+from hybridpd_connector.peer_state import TRANSITIONS, PeerEvent, PeerState
 
 logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
-
-class PeerState(enum.Enum):
-    """State of one remote engine."""
-
-    UNKNOWN = "unknown"
-    HANDSHAKING = "handshaking"
-    READY = "ready"
-    BACKING_OFF = "backing_off"
-    REFUSED = "refused"
-    EVICTED = "evicted"
-
-
 _STATES = tuple(state.value for state in PeerState)
 MAX_ADDRESSES = 8
 """Addresses of one engine that are tried without a pause. Some may be made up."""
-
-
-class PeerEvent(enum.Enum):
-    """What can happen to a peer."""
-
-    START = "start"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    REFUSED = "refused"
-    DROPPED = "dropped"
-
-
-TRANSITIONS: Mapping[PeerState, Mapping[PeerEvent, PeerState]] = {
-    PeerState.UNKNOWN: {PeerEvent.START: PeerState.HANDSHAKING},
-    PeerState.HANDSHAKING: {
-        PeerEvent.SUCCEEDED: PeerState.READY,
-        PeerEvent.FAILED: PeerState.BACKING_OFF,
-        PeerEvent.REFUSED: PeerState.REFUSED,
-        PeerEvent.DROPPED: PeerState.EVICTED,
-    },
-    PeerState.READY: {PeerEvent.DROPPED: PeerState.EVICTED},
-    PeerState.BACKING_OFF: {
-        PeerEvent.START: PeerState.HANDSHAKING,
-        PeerEvent.DROPPED: PeerState.EVICTED,
-    },
-    PeerState.REFUSED: {
-        PeerEvent.START: PeerState.HANDSHAKING,
-        PeerEvent.DROPPED: PeerState.EVICTED,
-    },
-    PeerState.EVICTED: {},
-}
 
 
 class Address(NamedTuple):
@@ -108,6 +57,7 @@ class _Peer(Generic[V]):
     retry_at: float = 0.0
     used_at: float = 0.0
     reason: str = ""
+    idle_seconds: float | None = None
     tried: set[Address] = dataclasses.field(default_factory=set)
 
     def move(self, event: PeerEvent) -> None:
@@ -218,10 +168,11 @@ class PeerBook(Generic[V]):
 
     def expire(self, now: float) -> tuple[str, ...]:
         """Evict peers that no request wanted for ``idle_seconds``; returns their engine ids."""
+        longest = self._limits.idle_seconds
         idle = tuple(
             engine_id
             for engine_id, peer in self._peers.items()
-            if now - peer.used_at >= self._limits.idle_seconds
+            if now - peer.used_at >= (longest if peer.idle_seconds is None else peer.idle_seconds)
         )
         for engine_id in idle:
             self._drop(self._peers[engine_id])
@@ -234,6 +185,17 @@ class PeerBook(Generic[V]):
             for engine_id, peer in self._peers.items()
             if peer.state is PeerState.READY and peer.value is not None
         }
+
+    def state(self, engine_id: str) -> PeerState:
+        """UNKNOWN also of a peer that was evicted."""
+        peer = self._peers.get(engine_id)
+        return PeerState.UNKNOWN if peer is None else peer.state
+
+    def hasten(self, engine_id: str, idle_seconds: float) -> None:
+        """From now on the peer goes when it was idle for so long."""
+        peer = self._peers.get(engine_id)
+        if peer is not None:
+            peer.idle_seconds = idle_seconds
 
     def touch(self, engine_id: str, now: float) -> None:
         """The peer is in use (a read in flight, a lease held): not idle."""
@@ -344,8 +306,14 @@ class PeerManager(Generic[V]):
     def ready(self) -> dict[str, V]:
         return self._book.ready()
 
+    def state(self, engine_id: str) -> PeerState:
+        return self._book.state(engine_id)
+
     def touch(self, engine_id: str, now: float) -> None:
         self._book.touch(engine_id, now)
+
+    def hasten(self, engine_id: str, idle_seconds: float) -> None:
+        self._book.hasten(engine_id, idle_seconds)
 
     def counts(self) -> dict[str, int]:
         return self._book.counts()

@@ -44,6 +44,15 @@ SETTINGS: tuple[Setting, ...] = (
         "network stack; its requests fail as peer_refused",
     ),
     Setting(
+        "prefill_peers",
+        (),
+        "a list of host:port or host:first-last",
+        "decode",
+        "Prefill engines to meet before a request names them, so that no request pays for the "
+        "handshake. A host may have many addresses, such as a headless Service, which are looked "
+        "up again and again; at most 256 are met ahead",
+    ),
+    Setting(
         "checksum",
         "sample",
         "off, sample, all",

@@ -21,6 +21,7 @@ from hybridpd_connector.consumer import Timeouts
 from hybridpd_connector.device_sums import DeviceSums
 from hybridpd_connector.handshake import Hello, RankHello, Responder
 from hybridpd_connector.host_facts import read_host_facts
+from hybridpd_connector.named_peers import parse_names
 from hybridpd_connector.request_blocks import Identity
 from hybridpd_connector.scheduler_side import SchedulerHalf
 from hybridpd_connector.seals import KEY_BYTES
@@ -45,6 +46,7 @@ from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 DEFAULT_BACKENDS = ("UCX",)
 DEFAULT_LEASE_SECONDS = 30
 DEFAULT_CHECKSUM = "sample"
+DEFAULT_PREFILL_PEERS = ()
 # NIXL's own thread keeps a producer moving; this look only empties its mailbox now and then.
 DEFAULT_POLL_INTERVAL_SECONDS = 0.1
 DEFAULT_HANDSHAKE_TIMEOUT_SECONDS = 30.0
@@ -232,6 +234,7 @@ def build_worker(
                 LONGEST_STEP_WAIT_SECONDS,
             ),
             checksum_every=checksum_every,
+            prefill_peers=parse_names(extra("prefill_peers", DEFAULT_PREFILL_PEERS)),
         ),
         prepare_thread=thread_setup(kv_caches),
     )

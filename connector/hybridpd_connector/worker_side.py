@@ -15,15 +15,18 @@ from hybridpd_connector import stats
 from hybridpd_connector.agent_api import Agent, Memory, MemoryRegion
 from hybridpd_connector.consumer import ConsumerRank, ReadTools, Timeouts
 from hybridpd_connector.failure_reasons import LEASE_EXPIRED, join
-from hybridpd_connector.handshake import Asker, HostFacts, RankHello
+from hybridpd_connector.handshake import Asker, HostFacts, RankHello, who_is_there
 from hybridpd_connector.lease_board import BoardReader, LeaseBoard
 from hybridpd_connector.leases import ProducerLeases
 from hybridpd_connector.link_probe import LinkProber, Scratch
 from hybridpd_connector.link_watch import LinkRules, LinkWatch
+from hybridpd_connector.meetings import Meetings
 from hybridpd_connector.metadata import Pin, StepOrders, TransferResults
+from hybridpd_connector.named_peers import PeerName
 from hybridpd_connector.notifications import decode_all
 from hybridpd_connector.patience import Patience
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache
+from hybridpd_connector.peers import Address
 from hybridpd_connector.progress import Pump
 from hybridpd_connector.sum_board import SumBoard, Summer, SumReader
 from hybridpd_connector.transfers import Transfers
@@ -58,6 +61,7 @@ class RankSettings:
 
     ``step_wait_seconds``: how long a step may wait for reads it has just begun, in all.
     ``checksum_every``: every n-th prefill is summed and compared, 0 for none.
+    ``prefill_peers``: where engines live that are met before a request names them.
     """
 
     engine_id: str
@@ -70,6 +74,7 @@ class RankSettings:
     require_fast_link: bool = False
     step_wait_seconds: float = 0.0
     checksum_every: int = 0
+    prefill_peers: tuple[PeerName, ...] = ()
 
 
 class Ticker:
@@ -175,11 +180,14 @@ class WorkerHalf:
         self._consumer: ConsumerRank | None = None
         self._ticker: Ticker | None = None
         self._links: LinkWatch | None = None
+        self._meetings: Meetings | None = None
         self._host = settings.host
         if settings.role in ("producer", "both"):
             self._producer = ProducerRank(agent, settings, cache)
         if settings.role in ("consumer", "both"):
             self._consumer = self._build_consumer(asker, settings, prepare_thread)
+            if settings.prefill_peers:
+                self._meetings = _build_meetings(asker, settings)
             self._ticker = Ticker(
                 self.renew, settings.renew_interval_seconds, "hybridpd-renewals", prepare_thread
             )
@@ -236,6 +244,11 @@ class WorkerHalf:
             sums_every=sums.every if sums else 0,
         )
 
+    def warmed_up(self) -> None:
+        """The engine runs no trial steps any more: peers may be met. Idempotent."""
+        if self._meetings is not None:
+            self._meetings.begin()
+
     @property
     def layout(self) -> CacheLayout:
         return self._cache.layout
@@ -254,6 +267,7 @@ class WorkerHalf:
         if orders.step <= self._step:
             return
         self._step = orders.step
+        self.warmed_up()
         now = self._clock()
         if self._producer is not None:
             self._producer.pin(orders.pins, now)
@@ -273,6 +287,9 @@ class WorkerHalf:
         """Send the renewals that are due. The ticker's work; harmless at any other time."""
         if self._consumer is not None:
             self._consumer.renew(self._clock())
+            if self._meetings is not None:
+                self._meetings.tick(self._clock())
+                self._consumer.attend(self._meetings, self._clock())
         if self._links is not None:
             self._links.tick()
 
@@ -316,6 +333,8 @@ class WorkerHalf:
         """Stop threads, then end transfers, then the agent. Idempotent."""
         if self._ticker is not None:
             self._ticker.close()
+        if self._meetings is not None:
+            self._meetings.close()
         if self._links is not None:
             self._links.close()
         if self._consumer is not None:
@@ -323,3 +342,20 @@ class WorkerHalf:
         if self._producer is not None:
             self._producer.close()
         self._agent.close()
+
+
+def _build_meetings(asker: Asker, settings: RankSettings) -> Meetings:
+    ours = settings.engine_id
+
+    def ask(address: Address) -> str:
+        return who_is_there(
+            asker, address, our_engine_id=ours, timeout_seconds=settings.timeouts.attempt
+        )
+
+    # An engine's id is its configured name with a part of its own behind it.
+    both = settings.role == "both"
+    return Meetings(
+        settings.prefill_peers,
+        ask,
+        lambda named: both and ours in (named, named.rpartition("-")[0]),
+    )

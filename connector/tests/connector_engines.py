@@ -19,9 +19,10 @@ from hybridpd_connector.agent_api import MemoryRegion
 from hybridpd_connector.agent_fake import FakeAgent, FakeNetwork
 from hybridpd_connector.consumer import Timeouts
 from hybridpd_connector.failure_reasons import split
-from hybridpd_connector.handshake import Hello, Responder
+from hybridpd_connector.handshake import Hello, Responder, decode_question
 from hybridpd_connector.link_probe import Scratch
 from hybridpd_connector.metadata import GroupFacts, RequestFacts
+from hybridpd_connector.named_peers import parse_names
 from hybridpd_connector.request_blocks import Identity
 from hybridpd_connector.scheduler_side import SchedulerHalf
 from hybridpd_connector.side_channel import SideChannelError
@@ -73,6 +74,7 @@ class World:
         self.now = 1000.0
         self.tick = 0.0
         self.responders = {}
+        self.asked = []
         self.engines = []
 
     def clock(self):
@@ -81,6 +83,7 @@ class World:
         return self.now
 
     def ask(self, host, port, question, timeout_seconds):
+        self.asked.append(decode_question(question)[0])
         responder = self.responders.get((host, port))
         if responder is None:
             raise SideChannelError("side channel", "an answer", "connection refused")
@@ -135,11 +138,14 @@ class Engine:
         links=None,
         step_wait_seconds=0.0,
         checksum_every=0,
+        meets=(),
         **engine_facts,
     ):
-        """``links``: settings of the link probe, which is left out without them."""
+        """``links``: settings of the link probe, which is left out without them. ``meets``: names
+        of prefill engines that are met before a request names them."""
         self.world, self.name, self.policy = world, name, policy
         self.step_wait_seconds = step_wait_seconds
+        self.meets = parse_names(meets)
         facts = EngineFacts(tp_size, packing=engine_facts.pop("packing", "token"), **engine_facts)
         self.layout = layout_of(model, facts, "model", vllm_version="0.32.0")
         groups = [GroupFacts(kind, self.layout.block_tokens) for kind in self.layout.group_kinds]
@@ -176,7 +182,8 @@ class Engine:
         settings = RankSettings(
             self.name, role, lease_seconds, NEVER, NEVER, Timeouts(handshake=20.0, read=60.0),
             step_wait_seconds=self.step_wait_seconds,
-            checksum_every=self.identity.checksum_every, **(self.links or {}),
+            checksum_every=self.identity.checksum_every, prefill_peers=self.meets,
+            **(self.links or {}),
         )  # fmt: skip
         agent = FakeAgent(f"{self.name}/{rank}", self.world.network)
         half = WorkerHalf(cache, agent, self.world, settings, clock=self.world.clock)

@@ -28,6 +28,7 @@ from hybridpd_connector.handshake import (
     encode_question,
     encode_refusal,
     fetch,
+    who_is_there,
 )
 
 HEADER = MAGIC + WIRE_VERSION.to_bytes(2, "big")
@@ -282,6 +283,37 @@ def test_a_server_that_answers_for_another_engine_is_refused():
             our_engine_id="d",
             timeout_seconds=1.0,
         )
+
+
+def ask_who(answer):
+    return who_is_there(Wire(answer), ("host", 5600), our_engine_id="decode-1", timeout_seconds=1.0)
+
+
+def test_whoever_is_there_says_who_it_is():
+    responder = Responder("engine-1")
+    with pytest.raises(RefusedError) as caught:
+        ask_who(responder.answer)
+    assert caught.value.retryable
+    responder.publish(HELLO)
+    assert ask_who(responder.answer) == "engine-1"
+    assert responder.refused == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"engine_id": ...}, {"engine_id": ""}, {"engine_id": 7}, {"engine_id": "x" * (MAX_TEXT + 1)},
+     {"engine_id": "a\nWARNING forged"}],
+    ids=str,
+)  # fmt: skip
+def test_a_name_is_checked(changes):
+    with pytest.raises(WireError):
+        ask_who(lambda question: answer_with(**changes))
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda raw: HEADER + raw)))
+def test_asking_who_is_there_raises_only_our_errors(raw):
+    with contextlib.suppress(WireError, RefusedError):
+        assert ask_who(lambda question: raw)
 
 
 def test_an_unreachable_engine_stays_a_side_channel_error():

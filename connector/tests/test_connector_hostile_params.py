@@ -12,7 +12,8 @@ from connector_engines import World
 from test_connector_two_engines import all_free, loaded, prefilled, prompt
 
 from hybridpd_connector.notifications import MAX_SEQUENCE
-from hybridpd_connector.peers import Address, PeerBook, PeerLimits, PeerManager, PeerState
+from hybridpd_connector.peer_state import PeerState
+from hybridpd_connector.peers import Address, PeerBook, PeerLimits, PeerManager
 from hybridpd_connector.seals import sealed
 from hybridpd_connector.transfer_params import MAX_LEASE_SECONDS, MAX_TOKENS, parse_decode
 from hybridpd_connector.transfer_params import answer as make_answer

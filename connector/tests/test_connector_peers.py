@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridpd_connector.errors import RefusedError, SideChannelError, StateError, VersionError
+from hybridpd_connector.peer_state import TRANSITIONS, PeerEvent, PeerState
 from hybridpd_connector.peers import (
     MAX_ADDRESSES,
-    TRANSITIONS,
     Address,
     PeerBook,
-    PeerEvent,
     PeerLimits,
     PeerManager,
-    PeerState,
     _Peer,
 )
 
@@ -176,6 +174,19 @@ def test_idle_peers_go_and_used_ones_stay(book):
     assert book.expire(99.0) == ()
     assert book.expire(100.0) == ("idle",)
     assert book.take_discarded() == ["a"]
+
+
+def test_a_peer_that_is_hastened_goes_earlier_and_not_while_it_is_used(book):
+    book.succeeded("e", start(book), "value")
+    book.hasten("e", 20.0)
+    book.hasten("nobody", 20.0)
+    book.touch("e", 19.0)
+    assert book.expire(38.0) == ()
+    assert book.state("e") is PeerState.READY
+    assert book.expire(39.0) == ("e",)
+    assert book.state("e") is PeerState.UNKNOWN
+    book.succeeded("e", start(book), "value")
+    assert book.expire(99.0) == (), "one that comes back is like any other"
 
 
 def test_the_book_is_bounded_and_drops_the_longest_unused(book):

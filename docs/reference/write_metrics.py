@@ -13,7 +13,7 @@ OUTPUT = Path(__file__).resolve().parent / "metrics.md"
 sys.path.append(str(ROOT / "connector"))
 
 from hybridpd_connector.link_path import LinkPath  # noqa: E402
-from hybridpd_connector.peers import PeerState  # noqa: E402
+from hybridpd_connector.peer_state import PeerState  # noqa: E402
 from hybridpd_connector.side_channel_guard import REASONS as REFUSALS  # noqa: E402
 from hybridpd_connector.stats import (  # noqa: E402
     CHECKSUM_RESULTS,

@@ -138,10 +138,16 @@ class _Link:
 
     def run(self, raw: bytes) -> bool:
         self._answer = raw
+        _taken(ConnectorError, self._ask_who)
         taken = _taken(ConnectorError, self._build)
         if self._agent.open_lists != self._idle or self._agent.peers:
             raise FindingError(f"left behind: {self._agent!r}")
         return taken
+
+    def _ask_who(self) -> None:
+        who = handshake.who_is_there(self, ("p", 5600), our_engine_id="d", timeout_seconds=1.0)
+        if not who.isprintable() or len(who) > handshake.MAX_TEXT:
+            raise FindingError("a name that may not be logged")
 
     def _build(self) -> None:
         self._builder.take_apart(self._builder.build(_ENGINE, Address("p", 5600)))
