@@ -30,7 +30,8 @@ import numpy as np
 
 from hybridpd_connector.agent import NixlAgent, load_nixl
 from hybridpd_connector.agent_api import Memory, MemoryRegion, ReadState
-from hybridpd_connector.read_tables import RangeTable, row_array
+from hybridpd_connector.read_tables import row_array
+from hybridpd_connector.request_ranges import RequestRanges
 from hybridpd_geometry import IdRun, ReadRequest, build_table, plan_pair
 from shapes import NANO, Shape, shape_of
 
@@ -90,7 +91,7 @@ class Reader:
         local = placement(shape, blocks, self.pages.address, self.pages.device)
         remote = placement(shape, blocks, self.address, self.remote_device)
         self.table = build_table(plan_pair(shape.layout, shape.layout, 0), 0, local, remote)
-        self.ranges = RangeTable(self.table.local_rows, self.table.remote_rows)
+        self.ranges = RequestRanges(self.table)
         memory = self.pages.memory
         self.local = self.agent.prepare(None, row_array(self.table.local_rows), memory)
         self.remote = self.agent.prepare(self.peer, row_array(self.table.remote_rows), memory)
@@ -106,7 +107,7 @@ class Reader:
         return ReadRequest(tokens, blocks, blocks)
 
     def by_ranges(self, tokens: int, turn: int) -> Callable[[], Any]:
-        ranges = self.ranges.ranges(self.table.id_batches(self.request(tokens, turn)))
+        ranges = self.ranges.of(self.request(tokens, turn))
         return lambda: self.agent.post_ranges(self.local, self.remote, ranges)
 
     def by_ids(self, tokens: int, turn: int) -> Callable[[], Any]:

@@ -16,7 +16,8 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from hybridpd_connector.read_tables import RangeTable, row_array
+from hybridpd_connector.read_tables import row_array
+from hybridpd_connector.request_ranges import RequestRanges
 from hybridpd_geometry import build_table, plan_pair
 from intree import InTree
 from shapes import NANO, Shape, shape_of
@@ -31,7 +32,7 @@ def ours(shape: Shape, blocks: int) -> Any:
     local, remote = shape.placement(0, blocks), shape.placement(0, blocks, first=1 << 50)
     table = build_table(plan, 0, local, remote)
     rows = row_array(table.local_rows), row_array(table.remote_rows)
-    return rows, RangeTable(table.local_rows, table.remote_rows), table
+    return rows, RequestRanges(table), table
 
 
 def theirs(shape: Shape, blocks: int) -> Any:

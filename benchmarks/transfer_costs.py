@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hybridpd_connector.read_tables import RangeTable
+from hybridpd_connector.request_ranges import RequestRanges
 from hybridpd_geometry import GeometryError, ReadRequest, build_table, plan_pair
 from intree import InTree, NotCarriedError
 from shapes import Shape, published, shape_of
@@ -31,7 +31,7 @@ def ours(source: Shape, destination: Shape, tokens: int) -> tuple[int, int]:
     for rank in plan.sources:
         remote = source.placement(rank, source.blocks_needed(tokens) + 2, first=1 << 44)
         table = build_table(plan, rank, local, remote)
-        ranges = RangeTable(table.local_rows, table.remote_rows).ranges(table.id_batches(request))
+        ranges = RequestRanges(table).of(request)
         moved += int(ranges[:, 2].sum())
         descriptors += len(ranges)
     return moved, descriptors

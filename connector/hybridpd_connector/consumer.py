@@ -247,9 +247,8 @@ class ConsumerRank:
         reads: list[SourceRead] = []
         try:
             for source in link.sources:
-                batches = source.table.id_batches(request)
-                ranges = source.ranges.ranges(batches)
-                loading.predicted_bytes += sum(batch.bytes for batch in batches)
+                ranges = source.ranges.of(request)
+                loading.predicted_bytes += int(ranges[:, 2].sum())
                 loading.predicted_descriptors += len(ranges)
                 check = BoardCheck(source.board, remote.sequence)
                 reads.append(SourceRead(source.peer, source.local, source.remote, ranges, check))

@@ -19,7 +19,8 @@ from hybridpd_connector.link_probe import ProbeTarget
 from hybridpd_connector.link_watch import LinkEnd, LinkWatch, Met
 from hybridpd_connector.peer_uses import PeerUses
 from hybridpd_connector.peers import Address
-from hybridpd_connector.read_tables import RangeTable, row_array
+from hybridpd_connector.read_tables import row_array
+from hybridpd_connector.request_ranges import RequestRanges
 from hybridpd_connector.sum_board import SumReader, SumView
 from hybridpd_geometry import (
     CacheLayout,
@@ -43,7 +44,7 @@ class SourceLink:
     rank: int
     peer: str
     table: DescriptorTable
-    ranges: RangeTable
+    ranges: RequestRanges
     local: PreparedList
     remote: PreparedList
     board: BoardView
@@ -254,8 +255,7 @@ class LinkBuilder:
         undo.callback(self._agent.release_list, remote)
         board = self._boards.attach(peer, hello.board_address, hello.board_slots)
         undo.callback(self._boards.detach, board)
-        ranges = RangeTable(table.local_rows, table.remote_rows)
-        return SourceLink(hello.rank, peer, table, ranges, local, remote, board)
+        return SourceLink(hello.rank, peer, table, RequestRanges(table), local, remote, board)
 
 
 def readable_regions(placement: RankPlacement, page_bytes: int) -> tuple[tuple[int, int], ...]:

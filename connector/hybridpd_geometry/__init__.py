@@ -32,7 +32,7 @@ The way through: `facts_from_config` → `plan_engine` (sizes) and `layout_of` (
 
 A request is a `ReadRequest(tokens, source, destination, first_token=0)` of two `RequestBlocks`;
 `DescriptorTable.id_runs(request)` gives `IdRun(local_first, remote_first, units, unit_bytes)`;
-`id_batches` gives the same per set of alike layers, to be expanded with one outer sum.
+`id_batches` gives the same per set of alike layers, `ranges` as few ranges of addresses as there can be.
 
 Every formula's source in vLLM is named in the docstring of the module that uses it.
 """
@@ -94,6 +94,7 @@ from hybridpd_geometry.refused import REFUSED
 from hybridpd_geometry.sections import PlacedSection, Section, owned, place, units_per_rank
 from hybridpd_geometry.sharding import Run, Segment, intersect
 from hybridpd_geometry.side_table import Location, Row
+from hybridpd_geometry.token_runs import TokenPairing
 
 __all__ = [
     "ATTENTION",
@@ -139,6 +140,7 @@ __all__ = [
     "SumPlace",
     "SumRequest",
     "SumSpan",
+    "TokenPairing",
     "TpProblem",
     "UnknownModelError",
     "UnsupportedModelError",

@@ -17,6 +17,7 @@ from math import gcd
 from typing import NamedTuple
 
 from hybridpd_geometry.errors import GeometryError
+from hybridpd_geometry.layers import STATE
 from hybridpd_geometry.placement import RankPlacement
 from hybridpd_geometry.read_plan import BlockOverlap, LayerPair, PairPlan, ReadRequest
 from hybridpd_geometry.sharding import Run
@@ -112,11 +113,19 @@ class DescriptorTable:
     ) -> None:
         self.plan = plan
         self.source_rank = source_rank
+        self.local, self.remote = local, remote
         self._local = SideTable(local, plan.destination.page_bytes)
         self._remote = SideTable(remote, plan.source.page_bytes)
         self._templates: dict[tuple[int, int, int, int], tuple[_Piece, ...]] = {}
         self._batches = tuple(self._build_attention())
         self._states = tuple(self._build_states())
+        # Groups of ours and theirs that share layers, and whether only their last block counts.
+        self._group_pairs = tuple(
+            dict.fromkeys(
+                (pair.destination.group, pair.source.group, pair.destination.kind == STATE)
+                for pair in plan.layers
+            )
+        )
 
     @property
     def local_rows(self) -> tuple[Row, ...]:
@@ -144,12 +153,24 @@ class DescriptorTable:
         """The remote id of a location."""
         return self._remote.identify(location)
 
+    def check(self, request: ReadRequest) -> None:
+        """GeometryError when the request's blocks do not exist or do not cover its tokens."""
+        self.plan.check_request(request)
+        local_ids, remote_ids = list[int](), list[int]()
+        for local_group, remote_group, only_last in self._group_pairs:
+            local = request.destination.groups[local_group]
+            remote = request.source.groups[remote_group]
+            local_ids += local[-1:] if only_last else local
+            remote_ids += remote[-1:] if only_last else remote
+        self._local.check_blocks(local_ids)
+        self._remote.check_blocks(remote_ids)
+
     def id_batches(self, request: ReadRequest) -> list[IdBatch]:
         """The ids of a request, per unit size and set of alike layers: attention, then states.
 
-        GeometryError when the request's blocks do not exist or do not cover its tokens.
+        GeometryError as of `check`.
         """
-        self.plan.check_request(request)
+        self.check(request)
         found: list[IdBatch] = []
         for number, batch in enumerate(self._batches):
             per_level = self._unit_runs(number, batch, request)
@@ -160,8 +181,6 @@ class DescriptorTable:
             pair = state.pair
             local_ids = request.destination.groups[pair.destination.group][-1:]
             remote_ids = request.source.groups[pair.source.group][-1:]
-            self._local.check_blocks(local_ids)
-            self._remote.check_blocks(remote_ids)
             block_run = (local_ids[0], remote_ids[0], 1)
             found.extend(IdBatch(length, bases, (block_run,)) for length, bases in state.bases)
         return found
@@ -221,8 +240,6 @@ class DescriptorTable:
         """(local block, remote block, pieces) for every overlap of blocks of the request."""
         local_ids = request.destination.groups[batch.pair.destination.group]
         remote_ids = request.source.groups[batch.pair.source.group]
-        self._local.check_blocks(local_ids)
-        self._remote.check_blocks(remote_ids)
         first, block = request.first_token, self.plan.destination.block_tokens
         if block == self.plan.source.block_tokens and first % block == 0:
             # Equal blocks meet one to one: all full ones have the same pieces.

@@ -179,12 +179,11 @@ class PairPlan:
         _check_blocks("destination", self.destination, request.destination, request.tokens)
         if not 0 <= request.first_token <= request.tokens:
             raise GeometryError("first_token", f"0..{request.tokens}", request.first_token)
-        for pair in self.attention_pairs:
-            for plane in pair.destination.planes:
-                if request.first_token % plane.tile_tokens:
-                    raise GeometryError(
-                        "first_token", f"a multiple of {plane.tile_tokens}", request.first_token
-                    )
+        for tile_tokens in self._tiles if request.first_token else ():
+            if request.first_token % tile_tokens:
+                raise GeometryError(
+                    "first_token", f"a multiple of {tile_tokens}", request.first_token
+                )
 
     def _intersect(self, item: PlacedSection) -> tuple[Segment, ...]:
         return intersect(
@@ -215,6 +214,12 @@ class PairPlan:
             layer.planes,
             heads,
         )
+
+    @cached_property
+    def _tiles(self) -> tuple[int, ...]:
+        """Tile sizes of all attention planes, in tokens."""
+        planes = {plane for pair in self.attention_pairs for plane in pair.destination.planes}
+        return tuple(sorted({plane.tile_tokens for plane in planes}))
 
     @cached_property
     def _alike(self) -> dict[str, int]:

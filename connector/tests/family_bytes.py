@@ -20,7 +20,8 @@ from geometry_reads import content_map, wrong_sections
 from geometry_reference import RankMemory, make_state
 
 from hybridpd_connector.agent_api import Agent, Memory, MemoryRegion, ReadState
-from hybridpd_connector.read_tables import RangeTable, row_array, zero_ranges
+from hybridpd_connector.read_tables import row_array, zero_ranges
+from hybridpd_connector.request_ranges import RequestRanges
 from hybridpd_geometry import (
     CacheLayout,
     EngineFacts,
@@ -100,8 +101,7 @@ def load(
         peer = reader.agent.add_peer(source.metadata)
         here = reader.agent.prepare(None, row_array(table.local_rows), Memory.DRAM)
         there = reader.agent.prepare(peer, row_array(table.remote_rows), Memory.DRAM)
-        ranges = RangeTable(table.local_rows, table.remote_rows).ranges(table.id_batches(request))
-        read = reader.agent.post_ranges(here, there, ranges)
+        read = reader.agent.post_ranges(here, there, RequestRanges(table).of(request))
         for _ in range(MAX_POLLS):
             state = reader.agent.poll(read)
             if state is not ReadState.PENDING:

@@ -8,6 +8,7 @@ import numpy as np
 from geometry_cases import block_count
 from geometry_reference import GlobalState, RankMemory, address_of
 
+from hybridpd_connector.request_ranges import RequestRanges
 from hybridpd_geometry import (
     CacheLayout,
     IdRun,
@@ -41,6 +42,8 @@ def read_all(
         table = build_table(plan, rank, destination.placement, source[rank].placement)
         local_rows, remote_rows = table.local_rows, table.remote_rows
         ranges = table.ranges(request)
+        # What the connector posts, by templates: the same ranges in the same order.
+        assert RequestRanges(table).of(request).tolist() == [list(piece) for piece in ranges]
         descriptors += len(ranges)
         left = sum(length for _, _, length in ranges)
         for run in table.id_runs(request):
