@@ -32,7 +32,7 @@ The way through: `facts_from_config` → `plan_engine` (sizes) and `layout_of` (
 
 A request is a `ReadRequest(tokens, source, destination, first_token=0)` of two `RequestBlocks`;
 `DescriptorTable.id_runs(request)` gives `IdRun(local_first, remote_first, units, unit_bytes)`;
-`id_batches` gives the same per set of alike layers, `ranges` as few ranges of addresses as there can be.
+`id_batches` gives the same per set of alike layers, `ranges` as few ranges of addresses as can be.
 
 Every formula's source in vLLM is named in the docstring of the module that uses it.
 """
