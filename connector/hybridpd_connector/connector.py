@@ -7,6 +7,7 @@ vLLM builds one instance in the scheduler's process and one per rank; each holds
 module is imported in the API server too, hence everything heavy is imported when a half is built.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,16 +56,23 @@ class ConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]
         self.orders = orders
 
 
-class FailureReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """Why loads failed, request id -> reason; the first rank that failed names it."""
+class RankReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What vLLM's own results have no place for. ``reasons``: why loads failed, request id ->
+    reason; the first rank that failed names it. ``late``, ``landed``: see ``LateReads``, with the
+    number of ranks that have landed."""
 
-    def __init__(self, reasons: dict[str, str]) -> None:
+    def __init__(
+        self, reasons: dict[str, str], late: frozenset[str], landed: dict[str, int]
+    ) -> None:
         self.reasons = reasons
+        self.late = late
+        self.landed = landed
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "FailureReport":
-        if isinstance(other, FailureReport):
-            return FailureReport({**other.reasons, **self.reasons})
-        return self
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "RankReport":
+        if not isinstance(other, RankReport):
+            return self
+        landed = Counter(self.landed) + Counter(other.landed)
+        return RankReport({**other.reasons, **self.reasons}, self.late | other.late, dict(landed))
 
 
 class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -144,12 +152,23 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 
     def update_connector_output(self, connector_output: Any) -> None:
         report = getattr(connector_output, "kv_connector_worker_meta", None)
+        reasons: dict[str, str] = {}
+        if isinstance(report, RankReport):
+            reasons = report.reasons
+            self._half.on_late(report.late, report.landed)
         self._half.on_results(
             connector_output.finished_sending or (),
             connector_output.finished_recving or (),
             connector_output.failed_recving or (),
-            report.reasons if isinstance(report, FailureReport) else {},
+            reasons,
         )
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._half.decode.held.bind(gpu_block_pool)
+
+    def has_pending_push_work(self) -> bool:
+        """Go on stepping: a rank may have to say that a late read has ended."""
+        return self._half.decode.held.count > 0
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -226,10 +245,11 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         return results.finished_sending or None, results.finished_recving or None
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        if not self._reasons:
+        reads = self._rank.take_late()
+        if not (self._reasons or reads.late or reads.landed):
             return None
         reasons, self._reasons = self._reasons, {}
-        return FailureReport(reasons)
+        return RankReport(reasons, reads.late, dict(Counter(reads.landed)))
 
     # --- both ---------------------------------------------------------------------------------
 

@@ -3,7 +3,11 @@
 A load waits until its peer is ready (with a deadline), is read once, and is reported once:
 
     ordered --peer ready--> reading --outcome--> reported
+       |                       |--late, abandoned--> reported --outcome--> landed
        |---- refused, peer refused, deadline, abort ----^
+
+A read that outlasts its deadline is told of; once its blocks are held (see ``held_blocks``) its
+load is abandoned: reported as failed while it goes on, and told of again when it has ended.
 
 The engine's thread gives orders and polls; a ticker thread calls ``renew``. One lock keeps them
 apart; nothing that holds it waits for a peer, so neither can the engine.
@@ -19,20 +23,27 @@ from hybridpd_connector.agent_api import Agent
 from hybridpd_connector.errors import RefusedError, VersionError
 from hybridpd_connector.failure_reasons import join
 from hybridpd_connector.lease_board import BoardCheck
+from hybridpd_connector.loading import Loading, read_request
 from hybridpd_connector.meetings import Meetings
-from hybridpd_connector.metadata import Interest, Load
+from hybridpd_connector.metadata import Interest, LateReads, Load
 from hybridpd_connector.mispredictions import Mispredictions
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
 from hybridpd_connector.peer_state import PeerState
 from hybridpd_connector.peers import Address, PeerManager
 from hybridpd_connector.read_tables import zero_ranges
 from hybridpd_connector.seals import is_sealed
-from hybridpd_connector.transfers import ABORTED, READ_FAILED, Outcome, SourceRead, Transfers
+from hybridpd_connector.transfers import (
+    ABORTED,
+    DEADLINE,
+    READ_FAILED,
+    Outcome,
+    SourceRead,
+    Transfers,
+)
 from hybridpd_connector.verifier import CHECKSUM_MISMATCH, Verifier
-from hybridpd_connector.wants import PEER_REFUSED, Want, Wants
+from hybridpd_connector.wants import PEER_REFUSED, Wants
 from hybridpd_geometry import (
     GeometryError,
-    ReadRequest,
     RequestBlocks,
     local_zero_runs,
 )
@@ -41,6 +52,7 @@ PEER_UNREACHABLE = "peer_unreachable"
 BAD_BLOCKS = "bad_blocks"
 CHANGED_PARAMS = "changed_params"
 UNKNOWN_REQUEST = "unknown_request"
+NOTHING_LATE = LateReads()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,19 +73,6 @@ class ReadTools:
     builder: LinkBuilder
     transfers: Transfers
     verifier: Verifier | None = None
-
-
-@dataclasses.dataclass
-class _Loading:
-    """A load that is not reported yet; ``link`` is set while it is read, until ``read_by``."""
-
-    order: Load
-    want: Want
-    deadline: float
-    link: PeerLink | None = None
-    read_by: float = 0.0
-    predicted_bytes: int = 0
-    predicted_descriptors: int = 0
 
 
 class ConsumerRank:
@@ -100,10 +99,12 @@ class ConsumerRank:
         self._lock = threading.RLock()
         self._peers: PeerManager[PeerLink] = PeerManager(self._shake_hands, self._discard)
         self._wants = Wants(local, agent, self._peers)
-        self._loading: dict[str, _Loading] = {}
+        self._loading: dict[str, Loading] = {}
         self._received: set[str] = set()
         self._failed: dict[str, str] = {}
         self._mispredictions = Mispredictions()
+        self._late: set[str] = set()
+        self._landed: list[str] = []
         self._refusals: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
     def absorb(self, interests: Iterable[Interest], leaves: Iterable[str], now: float) -> None:
@@ -125,6 +126,20 @@ class ConsumerRank:
                     self._end(loading, ABORTED, now)
                 else:
                     self._transfers.abort(request_id)
+
+    def abandon(self, request_ids: Iterable[str], now: float) -> None:
+        """Loads that are late on some rank, and whose blocks are held: report them as failed."""
+        with self._lock:
+            for request_id in request_ids:
+                loading = self._loading.get(request_id)
+                if loading is None:
+                    self._landed.append(request_id)
+                    continue
+                loading.abandoned = True
+                if loading.link is None:
+                    self._fail(loading, DEADLINE, "another rank's read", now)
+                else:
+                    self._report(loading, self._told(loading, DEADLINE, "", now), now)
 
     def order(self, loads: Iterable[Load], now: float) -> None:
         """Loads that ``start`` will post; refused ones end here."""
@@ -160,6 +175,16 @@ class ConsumerRank:
             self._received.clear()
             self._failed.clear()
             return received, failed
+
+    def take_late(self) -> LateReads:
+        """Late reads and abandoned loads that have landed, since the last call."""
+        with self._lock:
+            if not self._late and not self._landed:
+                return NOTHING_LATE
+            late, landed = frozenset(self._late), tuple(self._landed)
+            self._late.clear()
+            self._landed.clear()
+            return LateReads(late, landed)
 
     def renew(self, now: float) -> None:
         """Send the renewals that are due; called by the ticker, whatever the engine is doing."""
@@ -214,17 +239,19 @@ class ConsumerRank:
 
     def _begin(self, order: Load, now: float) -> None:
         want = self._wants.find(order.request_id)
-        if order.refusal or want is None:
+        # An id that comes again while a late read of its first life goes on: vLLM makes none.
+        again = order.request_id in self._loading
+        if order.refusal or want is None or again:
             self._received.add(order.request_id)
             self._failed[order.request_id] = order.refusal or UNKNOWN_REQUEST
             self._wants.let_go(order.request_id, now)
             return
-        loading = _Loading(order, want, now + self._timeouts.handshake)
+        loading = Loading(order, want, now + self._timeouts.handshake)
         self._loading[order.request_id] = loading
         if want.refusal:
             self._fail(loading, want.refusal, want.detail, now)
 
-    def _try_post(self, loading: _Loading, now: float) -> None:
+    def _try_post(self, loading: Loading, now: float) -> None:
         want = loading.want
         if want.refusal:
             self._fail(loading, want.refusal, want.detail, now)
@@ -237,13 +264,13 @@ class ConsumerRank:
         elif now >= loading.deadline:
             self._fail(loading, PEER_UNREACHABLE, verdict.reason, now)
 
-    def _post(self, loading: _Loading, link: PeerLink, now: float) -> None:
+    def _post(self, loading: Loading, link: PeerLink, now: float) -> None:
         order, remote = loading.order, loading.want.remote
         if not is_sealed(link.seal_key, remote):
             self._fail(loading, CHANGED_PARAMS, "not what that engine has offered", now)
             return
         loading.want.sealed = True
-        request = _read_request(loading)
+        request = read_request(loading)
         reads: list[SourceRead] = []
         try:
             for source in link.sources:
@@ -274,7 +301,7 @@ class ConsumerRank:
         self._record(outcome, loading)
         sequence = loading.want.remote.sequence
         if self._verifier is None or not self._verifier.begin(
-            order.request_id, link, _read_request(loading), sequence, now
+            order.request_id, link, read_request(loading), sequence, now
         ):
             self._end(loading, "", now)
 
@@ -287,7 +314,7 @@ class ConsumerRank:
             else:
                 self._end(loading, "", now)
 
-    def _record(self, outcome: Outcome, loading: _Loading) -> None:
+    def _record(self, outcome: Outcome, loading: Loading) -> None:
         measured = outcome.bytes, outcome.descriptors
         predicted = loading.predicted_bytes, loading.predicted_descriptors
         times = outcome.post_seconds, outcome.transfer_seconds
@@ -295,15 +322,26 @@ class ConsumerRank:
             remote = loading.want.remote
             self._mispredictions.tell(outcome.request, remote.engine_id, measured, predicted)
 
-    def _fail(self, loading: _Loading, reason: str, detail: str, now: float) -> None:
+    def _fail(self, loading: Loading, reason: str, detail: str, now: float) -> None:
+        self._end(loading, self._told(loading, reason, detail, now), now)
+
+    def _told(self, loading: Loading, reason: str, detail: str, now: float) -> str:
         """What this rank knows; the scheduler's side writes the line, once for all ranks."""
         waited = f"rank {self._local.placement.rank} after {now - loading.want.arrived_at:.1f} s"
-        self._end(loading, join(reason, ", ".join(filter(None, (waited, detail)))), now)
+        return join(reason, ", ".join(filter(None, (waited, detail))))
 
-    def _end(self, loading: _Loading, reason: str, now: float) -> None:
-        """The load is over and no byte of it can be written any more: report, and let go."""
+    def _end(self, loading: Loading, reason: str, now: float) -> None:
+        """The load is over and no byte of it can be written any more."""
+        del self._loading[loading.order.request_id]
+        if not loading.reported:
+            self._report(loading, reason, now)
+        if loading.abandoned:
+            self._landed.append(loading.order.request_id)
+
+    def _report(self, loading: Loading, reason: str, now: float) -> None:
+        """What vLLM is to know, once, and what P is to know."""
         request_id = loading.order.request_id
-        del self._loading[request_id]
+        loading.reported = True
         self._received.add(request_id)
         if reason:
             self._failed[request_id] = reason
@@ -314,8 +352,15 @@ class ConsumerRank:
         if not overdue:
             return
         # The link that such a read uses, and not its successor, which may be good.
-        links = [item.link for item in self._loading.values() if item.link and item.read_by <= now]
-        late = {link.engine_id: link for link in links if overdue.intersection(link.peers)}
+        late: dict[str, PeerLink] = {}
+        for request_id, item in self._loading.items():
+            if item.link is None or item.read_by > now:
+                continue
+            if overdue.intersection(item.link.peers):
+                late[item.link.engine_id] = item.link
+            if not item.late and self._transfers.is_in_flight(request_id):
+                item.late = True
+                self._late.add(request_id)
         ready = self._peers.ready()
         for engine_id, link in late.items():
             if ready.get(engine_id) is link:
@@ -335,13 +380,3 @@ class ConsumerRank:
             return False
         self._builder.take_apart(link)
         return True
-
-
-def _read_request(loading: _Loading) -> ReadRequest:
-    remote = loading.want.remote
-    return ReadRequest(
-        tokens=remote.tokens,
-        source=RequestBlocks(remote.block_ids),
-        destination=RequestBlocks(loading.order.block_ids),
-        first_token=loading.order.first_token,
-    )

@@ -8,6 +8,7 @@ from hybridpd_connector import stats
 from hybridpd_connector.errors import ParamsError, StateError
 from hybridpd_connector.failure_log import FailureLog
 from hybridpd_connector.failure_reasons import UNKNOWN, known, split
+from hybridpd_connector.held_blocks import HeldBlocks
 from hybridpd_connector.metadata import GroupFacts, Interest, Load, Pin, RequestFacts, StepOrders
 from hybridpd_connector.request_blocks import Identity, facts_digest, transfer_blocks
 from hybridpd_connector.request_state import Decode, DecodeEvent, next_decode
@@ -27,7 +28,7 @@ CLAIM_CUT = "claim_cut"
 class _Decoded:
     """A request of the decode side. ``tokens``: how many it would load, N-1 or 0. ``claimed``: the
     latest answer to vLLM's lookup, which an allocation follows. ``detail``: of the refusal, or what
-    the rank that failed first has said."""
+    the rank that failed first has said. ``block_ids``: all blocks of a load, as vLLM has them."""
 
     tokens: int
     remote: RemotePrefill | None
@@ -35,6 +36,7 @@ class _Decoded:
     failure: str = ""
     detail: str = ""
     claimed: int = 0
+    block_ids: tuple[tuple[int, ...], ...] = ()
     state: Decode = Decode.WAITING
 
     @property
@@ -59,6 +61,8 @@ class DecodeSide:
         self._leaves: list[str] = []
         self._aborts: dict[str, None] = {}
         self._loads: list[Load] = []
+        self._abandons: list[str] = []
+        self.held = HeldBlocks(identity.tp_size)
         self._stats = recorder
         self._failures = failures
 
@@ -153,6 +157,7 @@ class DecodeSide:
             except StateError:
                 logger.exception("request %s is not loaded", request_id)
                 refusal = BAD_BLOCKS
+        item.block_ids = tuple(map(tuple, block_ids))
         self._loads.append(Load(request_id, blocks, item.tokens - external_tokens, refusal))
 
     def explain(self, request_id: str, text: str) -> None:
@@ -161,6 +166,17 @@ class DecodeSide:
         if item is not None and not item.failure:
             item.failure, detail = split(text)
             item.detail = item.detail or detail
+
+    def late(self, request_id: str) -> None:
+        """A rank's read outlasts its deadline: the request goes on without, its blocks are held.
+
+        One that has ended already keeps its blocks in vLLM's own way, until all ranks report.
+        """
+        item = self._requests.get(request_id)
+        if item is None or item.state is not Decode.LOADING:
+            return
+        if self.held.hold(request_id, item.block_ids):
+            self._abandons.append(request_id)
 
     def ended_load(self, request_id: str, *, failed: bool) -> None:
         """All ranks have reported a load. It may be one of another connector beside this one."""
@@ -199,8 +215,9 @@ class DecodeSide:
             leaves=tuple(self._leaves),
             aborts=tuple(self._aborts),
             loads=tuple(self._loads),
+            abandons=tuple(self._abandons),
         )
-        for queue in (self._interests, self._leaves, self._aborts, self._loads):
+        for queue in (self._interests, self._leaves, self._aborts, self._loads, self._abandons):
             queue.clear()
         return orders
 

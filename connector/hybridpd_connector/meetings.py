@@ -107,6 +107,7 @@ class Meetings:
         for engine_id in self._rounds.take_left():
             peers.hasten(engine_id, LEFT_IDLE_SECONDS)
         known = self._rounds.known()
+        peers.trust(known)
         for told in (self._asked_for, self._held):
             for address in [a for a, engine_id in told.items() if known.get(a) != engine_id]:
                 del told[address]

@@ -67,6 +67,7 @@ class StepOrders:
 
     ``leaves``: D requests that need their prefill no longer and have nothing in flight.
     ``aborts``: D requests that ended while loading; each is still to be reported once.
+    ``abandons``: loads with a late read, whose blocks are held now: report them as failed.
     """
 
     step: int
@@ -75,6 +76,7 @@ class StepOrders:
     leaves: tuple[str, ...] = ()
     aborts: tuple[str, ...] = ()
     loads: tuple[Load, ...] = ()
+    abandons: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,18 @@ class TransferResults:
     sent: frozenset[str] = frozenset()
     received: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class LateReads:
+    """What a rank says of loads whose read outlasts its deadline (see ``held_blocks``).
+
+    ``late``: it is in flight and its time is over. ``landed``: of an abandoned load nothing is in
+    flight on this rank any more; said once for each order to abandon.
+    """
+
+    late: frozenset[str] = frozenset()
+    landed: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

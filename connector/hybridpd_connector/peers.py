@@ -10,12 +10,11 @@ time, on a small bounded pool, so that one dead peer does not delay the others; 
 
 import dataclasses
 import logging
-import queue
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from hybridpd_connector.errors import ConnectorError, RefusedError, StateError, VersionError
+from hybridpd_connector.handshake_pool import Ended, HandshakePool
 from hybridpd_connector.peer_state import TRANSITIONS, PeerEvent, PeerState
 
 logger = logging.getLogger(__name__)
@@ -237,13 +236,6 @@ class PeerBook(Generic[V]):
             self._drop(min(self._peers.values(), key=lambda p: (p.state is ready, p.used_at)))
 
 
-class _Result(NamedTuple, Generic[V]):
-    engine_id: str
-    attempt: int
-    value: V | None
-    error: Exception | None
-
-
 class PeerManager(Generic[V]):
     """A peer book with its handshake threads. All methods are for the owner's thread; none waits.
 
@@ -260,27 +252,33 @@ class PeerManager(Generic[V]):
         limits: PeerLimits | None = None,
         workers: int = 16,
     ) -> None:
-        self._handshake = handshake
+        limits = limits or PeerLimits()
         self._discard = discard
-        self._book: PeerBook[V] = PeerBook(limits or PeerLimits())
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="hybridpd-handshake")
-        self._results: queue.SimpleQueue[_Result[V]] = queue.SimpleQueue()
+        self._book: PeerBook[V] = PeerBook(limits)
+        self._pool = HandshakePool(handshake, workers, limits.max_handshakes)
         self._discarding: list[V] = []
-        self._running = 0
 
     def __repr__(self) -> str:
         return (
-            f"PeerManager({self._book!r}, handshakes_running={self._running}, "
+            f"PeerManager({self._book!r}, handshakes_running={self._pool.running}, "
             f"discarding={len(self._discarding)})"
         )
 
     def want(self, engine_id: str, address: Address, now: float) -> Verdict[V]:
         """See ``PeerBook.want``; a due handshake is started on the pool."""
-        verdict = self._book.want(engine_id, address, now, self._running)
+        self._pool.make_room(engine_id, address)
+        verdict = self._book.want(engine_id, address, now, self._pool.running)
         if verdict.attempt is not None:
-            self._running += 1
-            self._pool.submit(self._run, engine_id, address, verdict.attempt)
+            self._pool.start(engine_id, address, verdict.attempt)
         return verdict
+
+    def trust(self, addresses: Iterable[Address]) -> None:
+        """Addresses that an operator has named, all of them: their handshakes come first."""
+        self._pool.queue.configure(addresses)
+
+    def count_request(self, engine_id: str) -> None:
+        """One more request asks for this engine: that decides whose handshake comes first."""
+        self._pool.queue.count_request(engine_id)
 
     def collect(self, now: float) -> tuple[str, ...]:
         """Take what handshakes brought, expire idle peers, discard. Once per step.
@@ -288,9 +286,7 @@ class PeerManager(Generic[V]):
         Returns the engine ids whose handshake ended, well or not, since the last call.
         """
         ended: list[str] = []
-        while not self._results.empty():
-            result = self._results.get_nowait()
-            self._running -= 1
+        for result in self._pool.take_ended():
             ended.append(result.engine_id)
             self._settle(result, now)
         self._book.expire(now)
@@ -322,22 +318,10 @@ class PeerManager(Generic[V]):
         """Evict everybody, wait for handshakes that run (bounded by their timeouts), discard."""
         for engine_id in [*self._book.ready()]:
             self._book.lost(engine_id)
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        while not self._results.empty():
-            value = self._results.get_nowait().value
-            if value is not None:
-                self._discarding.append(value)
+        self._discarding.extend(self._pool.close())
         self._discard_all()
 
-    def _run(self, engine_id: str, address: Address, attempt: int) -> None:
-        try:
-            value = self._handshake(engine_id, address)
-        except Exception as error:
-            self._results.put(_Result(engine_id, attempt, None, error))
-        else:
-            self._results.put(_Result(engine_id, attempt, value, None))
-
-    def _settle(self, result: "_Result[V]", now: float) -> None:
+    def _settle(self, result: Ended[V], now: float) -> None:
         if result.value is not None:
             self._book.succeeded(result.engine_id, result.attempt, result.value)
             return

@@ -4,7 +4,7 @@ Pure decisions over plain values: no clock, no I/O, no vLLM. ``connector`` trans
 objects into ``RequestFacts`` and block ids, and calls the methods in this order:
 
     on_new_request -> external_tokens (repeatedly, the last one counts) -> on_allocated
-    -> build_orders (once a step) -> on_results -> on_finished
+    -> build_orders (once a step) -> on_late, on_results -> on_finished
 
 ``SchedulerHalf`` sorts requests by side; ``PrefillSide`` and ``DecodeSide`` own their requests.
 """
@@ -35,7 +35,7 @@ class SchedulerHalf:
         self.prefill = PrefillSide(identity, groups, self._stats, self._failures)
         self.decode = DecodeSide(identity, groups, self._stats, self._failures)
         self._step = 0
-        self._told_pinned = 0
+        self._told_pinned = self._told_held = 0
 
     def on_new_request(self, facts: RequestFacts) -> bool:
         """True: the caller must drop the last prompt token (and ask for one output token)."""
@@ -94,6 +94,14 @@ class SchedulerHalf:
         for request_id in received:
             self.decode.ended_load(request_id, failed=request_id in failed)
 
+    def on_late(self, late: Iterable[str], landed: Mapping[str, int]) -> None:
+        """Reads that outlast their deadline on some rank, and how many ranks say of an abandoned
+        load that nothing of it is in flight. Before the results of the same step: vLLM frees the
+        blocks of what they name."""
+        for request_id in late:
+            self.decode.late(request_id)
+        self.decode.held.landed(landed)
+
     def on_finished(
         self, request_id: str, computed_tokens: int | None, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, Answer | None]:
@@ -116,6 +124,10 @@ class SchedulerHalf:
     def take_stats(self) -> dict[str, Any] | None:
         """``Stats`` data since the last call; None when nothing has happened."""
         self._failures.flush()
+        held = self.decode.held.count
+        if held != self._told_held:
+            self._told_held = held
+            self._stats.set_gauge(stats.BLOCKS_HELD, held)
         if self.identity.produces and self.prefill.pinned != self._told_pinned:
             self._told_pinned = self.prefill.pinned
             self._stats.set_gauge(stats.LEASES_HELD, self._told_pinned)

@@ -2,11 +2,14 @@
 
 ``ask`` is for handshake threads: it blocks its caller, never longer than the timeout, whatever the
 other side does (refuses, stays silent, sends one byte a second). It uses sockets of its own, so
-threads do not wait for each other. Answers are bounded by ``max_answer_bytes``. Keys are read from
-the file for every question, and tried in order.
+threads do not wait for each other. An address at which nobody takes the connection is given up
+sooner: a network decides that at once, while an engine may need time to answer. Answers are bounded
+by ``max_answer_bytes``. Keys are read from the file for every question, and tried in order.
 """
 
 import enum
+import ipaddress
+import socket as sockets
 import time
 
 import zmq
@@ -24,7 +27,9 @@ from hybridpd_connector.side_channel_guard import (
 from hybridpd_connector.side_channel_keys import KeyFile, SharedKey
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-_CONNECT_MILLISECONDS = 5000
+_SET_UP_MILLISECONDS = 5000
+CONNECT_SECONDS = 2.0
+"""For the name and the connection: one lost packet is sent again after a second."""
 _AGAIN_SECONDS = 0.2
 
 
@@ -46,8 +51,8 @@ class Client:
         ``SideChannelKeyError`` when the other side refuses every key of ours, or only one side has
         one; ``SideChannelError`` when there is no answer in time, or an empty or malformed one.
         """
-        endpoint = endpoint_of(host, port)
         deadline = time.monotonic() + timeout_seconds
+        endpoint = endpoint_of(_numeric(host), port)
         keys = self._key_file.current() if self._key_file is not None else (None,)
         early = 0
         while True:
@@ -55,7 +60,7 @@ class Client:
                 answer = self._try(endpoint, question, key, deadline)
                 if isinstance(answer, bytes):
                     return answer
-                if answer is _Ended.LATE:
+                if answer in (_Ended.NOBODY, _Ended.LATE):
                     raise _none_in_time(endpoint, early)
                 if answer is not _Ended.REFUSED:
                     early += answer is _Ended.EARLY
@@ -100,7 +105,7 @@ class Client:
             (zmq.IPV6, 1 if "[" in endpoint else 0),
             (zmq.MAXMSGSIZE, self._max_answer_bytes),
             (zmq.RCVHWM, 1),
-            (zmq.HANDSHAKE_IVL, _CONNECT_MILLISECONDS),
+            (zmq.HANDSHAKE_IVL, _SET_UP_MILLISECONDS),
             # Without this, libzmq would retry a refused connection ten times a second.
             (zmq.RECONNECT_IVL, 500),
         ):
@@ -120,7 +125,24 @@ class _Ended(enum.Enum):
     REFUSED = "the key is not taken"
     EARLY = "it was closed before it was set up; it is tried again"
     LOST = "it was closed: the question is gone, and is asked again"
+    NOBODY = "nobody took the connection"
     LATE = "the time is over"
+
+
+def _numeric(host: str) -> str:
+    """The address of a host. Asked for here: libzmq does it on the thread that all its sockets
+    share, and one name whose servers are silent would hold every question up."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    found: dict[int, str] = {}
+    try:
+        for family, _, _, _, address in sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM):
+            found.setdefault(family, str(address[0]))
+    except (OSError, UnicodeError) as error:
+        raise SideChannelError("side channel", f"an address of {host}", str(error)) from error
+    return found.get(sockets.AF_INET) or next(iter(found.values()))
 
 
 def _none_in_time(endpoint: str, early: int) -> SideChannelError:
@@ -142,13 +164,14 @@ def _await(
     poller.register(socket, zmq.POLLIN)
     poller.register(watch.socket, zmq.POLLIN)
     early = False
+    connect_by = min(deadline, time.monotonic() + CONNECT_SECONDS)
     while True:
-        remaining = deadline - time.monotonic()
+        remaining = (deadline if watch.connected else connect_by) - time.monotonic()
         ready = dict(poller.poll(int(remaining * 1000) + 1)) if remaining > 0 else {}
         if socket in ready:
             return _only_frame(socket.recv_multipart(zmq.NOBLOCK), endpoint)
         if not ready:
-            return _Ended.LATE
+            return _Ended.LATE if watch.connected else _Ended.NOBODY
         refused = watch.take()
         if KEY_ON_ONE_SIDE in refused:
             there, here = ("none", "one") if with_key else ("one", "none")

@@ -116,14 +116,17 @@ class Watch:
     ) -> None:
         """Before ``bind`` or ``connect``."""
         address = f"inproc://watch-{next(_names)}"
-        watched.monitor(address, _FAILURES | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        watched.monitor(
+            address,
+            _FAILURES | zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED,
+        )
         self.socket = context.socket(zmq.PAIR)
         # No limit: libzmq's own thread would wait for us otherwise, and with it every connection.
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(address)
         self._watched = watched
-        self.accepted = self.lost = 0
+        self.accepted = self.connected = self.lost = 0
 
     @property
     def connections(self) -> int:
@@ -138,6 +141,8 @@ class Watch:
             kind = event["event"]
             if kind == zmq.EVENT_ACCEPTED:
                 self.accepted += 1
+            elif kind == zmq.EVENT_CONNECTED:
+                self.connected += 1
             elif kind == zmq.EVENT_DISCONNECTED:
                 self.lost += 1
             elif kind & _FAILURES:

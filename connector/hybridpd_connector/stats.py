@@ -30,6 +30,7 @@ RECOMPUTED_REQUESTS = "recomputed_requests"
 LEASES_EXPIRED = "leases_expired"
 LEASES_RELEASED = "leases_released"
 LEASES_HELD = "leases_held"
+BLOCKS_HELD = "blocks_held"
 POST_SECONDS = "post_seconds"
 NOTICED_SECONDS = "until_noticed_seconds"
 QUEUE_SECONDS = "queue_seconds"
@@ -66,7 +67,7 @@ _LOAD_OBSERVED = (
     NOTICED_SECONDS,
 )
 OBSERVED = (QUEUE_SECONDS, *_LOAD_OBSERVED)
-GAUGES = (LEASES_HELD,)
+GAUGES = (LEASES_HELD, BLOCKS_HELD)
 
 MAX_OBSERVATIONS = 10_000
 """Observations kept per name between two takes; a logger that never takes must not cost memory."""
@@ -185,6 +186,12 @@ METRICS: tuple[MetricDefinition, ...] = (
     ),
     MetricDefinition(
         "hybridpd_leases_held", "gauge", "Prefills whose blocks wait for a reader.", LEASES_HELD
+    ),
+    MetricDefinition(
+        "hybridpd_blocks_held",
+        "gauge",
+        "Blocks that no request of decode has, and that a late read may still write into.",
+        BLOCKS_HELD,
     ),
     MetricDefinition(
         "hybridpd_peers", "gauge", "Remote engines by handshake state.", "peers", label="state"

@@ -117,6 +117,7 @@ class Wants:
         want = Want(remote, key, "" if leased else RELEASED, now)
         self._wants[interest.request_id] = want
         if leased:
+            self._peers.count_request(remote.engine_id)
             self._peers.want(remote.engine_id, want.address, now)
 
     def let_go(self, request_id: str, now: float) -> None:

@@ -21,7 +21,7 @@ from hybridpd_connector.leases import ProducerLeases
 from hybridpd_connector.link_probe import LinkProber, Scratch
 from hybridpd_connector.link_watch import LinkRules, LinkWatch
 from hybridpd_connector.meetings import Meetings
-from hybridpd_connector.metadata import Pin, StepOrders, TransferResults
+from hybridpd_connector.metadata import LateReads, Pin, StepOrders, TransferResults
 from hybridpd_connector.named_peers import PeerName
 from hybridpd_connector.notifications import decode_all
 from hybridpd_connector.patience import Patience
@@ -275,6 +275,7 @@ class WorkerHalf:
             self._consumer.absorb(orders.interests, orders.leaves, now)
             self._consumer.abort(orders.aborts, now)
             self._consumer.order(orders.loads, now)
+            self._consumer.abandon(orders.abandons, now)
         else:
             self._refused.update((load.request_id, load.refusal) for load in orders.loads)
 
@@ -305,6 +306,10 @@ class WorkerHalf:
             self._consumer.start(now)
             received, reasons = self._consumer.report(self._look(self._consumer, now))
         return TransferResults(sent, received, frozenset(reasons)), {**expired, **reasons}
+
+    def take_late(self) -> LateReads:
+        """Late reads and abandoned loads that have landed, up to the last ``poll``."""
+        return self._consumer.take_late() if self._consumer is not None else LateReads()
 
     def _look(self, consumer: ConsumerRank, begun: float) -> float:
         """Reads begun in this step may end in it: their requests then run in the next one.

@@ -109,6 +109,32 @@ class World:
         raise AssertionError(f"not reached in {STEPS} steps")
 
 
+class Pool:
+    """vLLM's pool of blocks as far as the connector uses it: blocks that nobody counts are free."""
+
+    def __init__(self, blocks):
+        self.blocks = range(blocks)
+        self.free = list(range(1, blocks))
+        self.references = Counter()
+
+    def take(self):
+        block = self.free.pop()
+        assert not self.references[block], "a block that somebody holds was free"
+        self.references[block] = 1
+        return block
+
+    def touch(self, blocks):
+        assert all(self.references[block] for block in blocks), "nobody has it"
+        self.references.update(blocks)
+
+    def free_blocks(self, ordered_blocks):
+        for block in ordered_blocks:
+            self.references[block] -= 1
+            assert self.references[block] >= 0, "given back twice"
+            if not self.references[block]:
+                self.free.append(block)
+
+
 @dataclasses.dataclass
 class Request:
     """A request as the stand-in scheduler sees it."""
@@ -158,11 +184,16 @@ class Engine:
         for rank in range(tp_size):
             self._add_rank(rank, role, blocks, lease_seconds)
         self._publish(role, port)
-        self.free = list(range(1, blocks))
+        self.pool = Pool(blocks)
+        self.half.decode.held.bind(self.pool)
         self.requests = {}
         self.counts = {"sent": Counter(), "received": Counter()}
         self.reasons = {}
         self.failures = []
+
+    @property
+    def free(self):
+        return self.pool.free
 
     def _add_rank(self, rank, role, blocks, lease_seconds):
         memory = RankMemory(self.layout, rank, blocks, 0, interleaved=False)
@@ -232,7 +263,7 @@ class Engine:
         groups = []
         for kind in self.layout.group_kinds:
             count = -(-tokens // self.layout.block_tokens) if kind == "attention" else 1
-            groups.append([self.free.pop() for _ in range(count)])
+            groups.append([self.pool.take() for _ in range(count)])
         return tuple(groups)
 
     def schedule(self, request_id, computed=0):
@@ -270,13 +301,15 @@ class Engine:
             self.release(request_id)
 
     def release(self, request_id):
-        request = self.requests.pop(request_id)
-        self.free.extend(block for group in request.blocks for block in group)
+        self.give_back(self.requests.pop(request_id))
+
+    def give_back(self, request):
+        self.pool.free_blocks(block for group in request.blocks for block in group)
 
     def step(self):
         """One engine step on all ranks, and the scheduler's reaction to what they report."""
         orders = self.half.build_orders()
-        sent, received, failed, said = set(), set(), set(), {}
+        sent, received, late, said, landed = set(), set(), set(), {}, Counter()
         for rank in self.ranks:
             rank.absorb(orders)
             rank.renew()
@@ -285,12 +318,16 @@ class Engine:
             results, reasons = rank.poll()
             assert results.failed <= results.received
             said = {**reasons, **said}
+            reads = rank.take_late()
+            late |= reads.late
+            landed.update(reads.landed)
             sent |= self._join("sent", results.sent)
             received |= self._join("received", results.received)
             self.failures.extend(results.failed)
         self.reasons = {**{name: split(text)[0] for name, text in said.items()}, **self.reasons}
         failed = set(self.failures) & received
         self.failures = [item for item in self.failures if item not in failed]
+        self.late = late, landed
         self._react(sent, received, failed, said)
 
     def _join(self, kind, request_ids):
@@ -310,6 +347,7 @@ class Engine:
                     self.end(request_id)
                 else:
                     request.recomputed = True
+        self.half.on_late(*self.late)
         self.half.on_results(sent, received, failed, said)
         for request_id in received:
             request = self.requests[request_id]
@@ -318,7 +356,7 @@ class Engine:
                 continue
             assert request.status == "loading"
             if request.recomputed:
-                self.free.extend(block for group in request.blocks for block in group)
+                self.give_back(request)
                 self.schedule(request_id)
                 assert request.computed == 0
             request.status = "running"

@@ -4,6 +4,7 @@ Keys are in test_connector_side_channel_keys, crowds in test_connector_side_chan
 out: cut links, which need a network of their own.
 """
 
+import contextlib
 import socket
 import struct
 import threading
@@ -13,7 +14,7 @@ import pytest
 import zmq
 from connector_sockets import HOST, SOON, free_port
 
-from hybridpd_connector import side_channel
+from hybridpd_connector import side_channel, side_channel_client
 from hybridpd_connector.errors import SideChannelError
 from hybridpd_connector.side_channel import MAX_QUESTION_BYTES, Server
 from hybridpd_connector.side_channel_client import Client
@@ -307,3 +308,27 @@ def test_closing_ends_questions_in_flight(port):
     client.close()
     thread.join(SOON)
     assert len(errors) == 1
+
+
+def test_an_address_that_takes_no_connection_is_given_up_soon(client, monkeypatch):
+    """Its backlog is full, so that packets to it are dropped as those to no machine are."""
+    monkeypatch.setattr(side_channel_client, "CONNECT_SECONDS", 0.2)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        started = time.monotonic()
+        with pytest.raises(SideChannelError, match="none in time"):
+            client.ask(HOST, listener.getsockname()[1], b"x", 60.0)
+        assert time.monotonic() - started < 30.0
+
+
+def test_a_name_that_means_nothing_is_an_error(client, monkeypatch):
+    def unknown(*_, **__):
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(SideChannelError, match="an address of gone"):
+        client.ask("gone.example", 5600, b"x", 60.0)

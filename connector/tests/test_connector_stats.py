@@ -181,6 +181,7 @@ def test_metric_names_are_a_contract():
         "hybridpd_leases_expired_total": "",
         "hybridpd_leases_released_total": "",
         "hybridpd_leases_held": "",
+        "hybridpd_blocks_held": "",
         "hybridpd_peers": "state",
         "hybridpd_link_bytes_per_second": "peer,path",
         "hybridpd_side_channel_refused_total": "reason",

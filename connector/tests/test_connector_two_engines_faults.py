@@ -297,7 +297,7 @@ def test_preemption_after_the_load_computes_here(world):
     tokens, answer, _ = prefilled(p, 40)
     d.add("d1", tokens, answer)
     loaded(world, d, "d1")
-    d.free.extend(block for group in d.requests["d1"].blocks for block in group)
+    d.give_back(d.requests["d1"])
     d.schedule("d1")
     assert d.requests["d1"].computed == 0
     d.end("d1")

@@ -8,6 +8,7 @@ grown, and that the next request is loaded and right.
 import dataclasses
 from collections.abc import Callable
 
+import chaos_frozen as frozen
 import chaos_processes as processes
 import chaos_requests as requests
 import chaos_strangers as strangers
@@ -86,6 +87,33 @@ ROWS = (
         processes.prefill_frozen_during_the_read,
         (ANSWER,),
         LEASE_SECONDS + 2 + 2 * SLACK_SECONDS,
+    ),
+    Row(
+        "prefill frozen before the read",
+        frozen.before_the_read,
+        (ANSWER,),
+        LEASE_SECONDS + 2 + 2 * SLACK_SECONDS,
+    ),
+    Row(
+        "prefill frozen before the handshake",
+        frozen.before_the_handshake,
+        (ERROR,),
+        HANDSHAKE,
+        ("peer_unreachable",),
+    ),
+    Row(
+        "prefill frozen past the read, fail",
+        frozen.past_the_read("fail"),
+        (ERROR,),
+        READ,
+        ("deadline",),
+    ),
+    Row(
+        "prefill frozen past the read, recompute",
+        frozen.past_the_read("recompute"),
+        (ANSWER,),
+        READ,
+        ("deadline",),
     ),
     Row(
         "link cut for 3 s before the read",

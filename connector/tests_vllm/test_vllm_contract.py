@@ -28,9 +28,9 @@ LEFT_ALONE = {
     "finish_forward", "reset_capture_state",  # nothing depends on the model's progress
     "get_block_ids_with_load_errors",  # block ids cannot name a failed hybrid load
     "get_kv_connector_kv_cache_events", "take_events",  # no events
-    "bind_kv_cache_manager", "bind_gpu_block_pool",  # vLLM's pool is not touched
+    "bind_kv_cache_manager",  # binds the block pool
     "register_finished_partial_tail",  # no partial blocks are kept
-    "has_pending_block_frees", "has_pending_push_work",  # vLLM steps while blocks are pinned
+    "has_pending_block_frees",  # vLLM steps while blocks are pinned
     "requires_piecewise_for_cudagraph",  # no work per layer
     "get_finished_count",  # every rank reports
     "set_xfer_handshake_metadata",  # the pp-aware one is overridden

@@ -1,0 +1,80 @@
+"""The threads that shake hands. Few, since a handshake waits most of its time; ``handshake_queue``
+says whose turn it is."""
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, NamedTuple, TypeVar
+
+from hybridpd_connector.errors import RefusedError, SideChannelError, VersionError
+from hybridpd_connector.handshake_queue import HandshakeQueue, Turn
+
+V = TypeVar("V")
+A = TypeVar("A", bound=tuple[str, int])
+
+
+class Ended(NamedTuple, Generic[V]):
+    """How a handshake ended: with a value or with an error."""
+
+    engine_id: str
+    attempt: int
+    value: V | None
+    error: Exception | None
+
+
+class HandshakePool(Generic[V, A]):
+    """Runs ``handshake(engine_id, address)``. All methods are for the owner's thread; none waits
+    but ``close``."""
+
+    def __init__(self, handshake: Callable[[str, A], V], workers: int, limit: int) -> None:
+        """``limit``: how many may wait or run before an engine has to give way to another."""
+        self._handshake = handshake
+        self._limit = limit
+        # A quarter of the threads is for engines that are known.
+        self.queue: HandshakeQueue[A] = HandshakeQueue(strangers=workers - workers // 4)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="hybridpd-handshake")
+        self._ended: queue.SimpleQueue[Ended[V]] = queue.SimpleQueue()
+        self.running = 0
+
+    def start(self, engine_id: str, address: A, attempt: int) -> None:
+        self.running += 1
+        self.queue.put(engine_id, address, attempt)
+        self._threads.submit(self._work)
+
+    def make_room(self, engine_id: str, address: A) -> None:
+        """When too many wait, let the last in line fail for one that comes before it. Its place is
+        free after ``take_ended``."""
+        if self.running < self._limit:
+            return
+        turn = self.queue.give_way(engine_id, address)
+        if turn is not None:
+            error = SideChannelError("handshake", "a turn", f"{self.running} others")
+            self._ended.put(Ended(turn.engine_id, turn.attempt, None, error))
+
+    def take_ended(self) -> list[Ended[V]]:
+        ended: list[Ended[V]] = []
+        while not self._ended.empty():
+            self.running -= 1
+            ended.append(self._ended.get_nowait())
+        return ended
+
+    def close(self) -> list[V]:
+        """Wait for handshakes that run (bounded by their timeouts); what they still brought."""
+        self.queue.clear()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        return [ended.value for ended in self.take_ended() if ended.value is not None]
+
+    def _work(self) -> None:
+        # More than one: another thread may have left a turn alone because this one's address was
+        # being asked, or because too many strangers were.
+        while (turn := self.queue.take()) is not None:
+            self._shake_hands(turn)
+
+    def _shake_hands(self, turn: "Turn[A]") -> None:
+        value, problem, answered = None, None, True
+        try:
+            value = self._handshake(turn.engine_id, turn.address)
+        except Exception as error:
+            problem, answered = error, isinstance(error, RefusedError | VersionError)
+        self.queue.done(turn, answered=answered, succeeded=problem is None)
+        self._ended.put(Ended(turn.engine_id, turn.attempt, value, problem))

@@ -1,0 +1,194 @@
+"""Whose handshake comes first when many addresses are made up: the order, then real threads."""
+
+import itertools
+import threading
+
+import pytest
+
+from hybridpd_connector.errors import SideChannelError
+from hybridpd_connector.handshake_queue import MAX_FAILURES, MAX_REMEMBERED, HandshakeQueue
+from hybridpd_connector.peers import Address, PeerLimits, PeerManager, PeerState
+
+HOLES = 400
+ATTEMPTS = itertools.count(1)
+
+
+@pytest.fixture
+def turns():
+    return HandshakeQueue(strangers=2)
+
+
+def put(turns, *names, requests=1):
+    """Engines of these names at addresses of these names."""
+    for name in names:
+        for _ in range(requests):
+            turns.count_request(name)
+        turns.put(name, name, next(ATTEMPTS))
+
+
+def taken(turns):
+    turn = turns.take()
+    return turn and turn.engine_id
+
+
+def play(turns, name, *, answered=True, succeeded=True):
+    """One handshake from its turn to its end."""
+    put(turns, name)
+    turn = turns.take()
+    assert turn.engine_id == name
+    turns.done(turn, answered=answered, succeeded=succeeded)
+
+
+def test_strangers_come_in_the_order_of_their_arrival(turns):
+    put(turns, "a", "b")
+    assert [taken(turns), taken(turns)] == ["a", "b"]
+
+
+def test_strangers_never_run_all_at_once(turns):
+    put(turns, "a", "b", "c")
+    first = turns.take()
+    assert (taken(turns), taken(turns)) == ("b", None)
+    turns.done(first, answered=False, succeeded=False)
+    assert taken(turns) == "c"
+
+
+def test_an_address_that_has_answered_comes_first_and_needs_no_strangers_place(turns):
+    play(turns, "known")
+    put(turns, "a", "b", "c")
+    put(turns, "known")
+    assert [taken(turns), taken(turns), taken(turns), taken(turns)] == ["known", "a", "b", None]
+
+
+def test_a_configured_address_comes_first_whatever_it_did(turns):
+    turns.configure(["named"])
+    for _ in range(MAX_FAILURES + 1):
+        play(turns, "named", answered=False, succeeded=False)
+    put(turns, "a", requests=50)
+    put(turns, "named")
+    assert taken(turns) == "named"
+
+
+def test_an_address_that_stops_answering_is_a_stranger_again(turns):
+    play(turns, "gone")
+    for _ in range(MAX_FAILURES):
+        play(turns, "gone", answered=False, succeeded=False)
+    put(turns, "a")
+    put(turns, "gone")
+    assert taken(turns) == "a"
+
+
+def test_a_refusal_is_an_answer_and_no_proof(turns):
+    play(turns, "refuses", succeeded=False)
+    put(turns, "a", requests=2)
+    put(turns, "refuses")
+    assert taken(turns) == "a"
+
+
+def test_who_is_asked_for_more_comes_first_and_failures_count_against_it(turns):
+    put(turns, "one request")
+    put(turns, "three requests", requests=3)
+    assert taken(turns) == "three requests"
+    turn = turns.take()
+    turns.done(turn, answered=False, succeeded=False)
+    put(turns, "one request")
+    put(turns, "two requests", requests=2)
+    assert taken(turns) == "two requests"
+
+
+def test_one_address_is_asked_once_at_a_time(turns):
+    turns.put("a", "here", next(ATTEMPTS))
+    turns.put("b", "here", next(ATTEMPTS))
+    turn = turns.take()
+    assert taken(turns) is None
+    turns.done(turn, answered=True, succeeded=True)
+    assert taken(turns) == "b"
+
+
+def test_the_last_in_line_gives_way_to_who_comes_before_it(turns):
+    put(turns, "a", "b")
+    turns.count_request("c")
+    assert turns.give_way("c", "c") is None
+    turns.count_request("c")
+    assert turns.give_way("c", "c").engine_id == "b"
+    assert turns.give_way("a", "a") is None
+
+
+def test_what_is_remembered_is_bounded(turns):
+    for index in range(MAX_REMEMBERED + 10):
+        play(turns, f"e{index}", answered=index % 2, succeeded=index % 3 == 0)
+    sizes = [len(kept) for kept in (turns._answered, turns._failures, turns._requests)]
+    assert max(sizes) <= MAX_REMEMBERED
+
+
+class Holes:
+    """Addresses of which nothing is heard until the test gives one up; others answer at once."""
+
+    def __init__(self):
+        self.given_up = threading.Semaphore(0)
+        self.asked = 0
+
+    def __call__(self, engine_id, address):
+        if not engine_id.startswith("hole"):
+            return engine_id
+        self.asked += 1
+        self.given_up.acquire()
+        raise SideChannelError("side channel", "an answer", "none in time")
+
+
+@pytest.fixture
+def holes():
+    return Holes()
+
+
+@pytest.fixture
+def manager(holes):
+    manager = PeerManager(holes, lambda value: True, PeerLimits(max_handshakes=HOLES))
+    for index in range(HOLES):
+        want(manager, f"hole{index}", f"10.9.{index // 250}.{index % 250}")
+    until(lambda: holes.asked == 12)
+    yield manager
+    for _ in range(2 * HOLES):
+        holes.given_up.release()
+    manager.close()
+
+
+def want(manager, engine_id, host, requests=1):
+    for _ in range(requests):
+        manager.count_request(engine_id)
+    return manager.want(engine_id, Address(host, 5600), 0.0)
+
+
+def until(condition):
+    pause = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        pause.wait(0.005)
+    raise AssertionError("not reached")
+
+
+def ready(manager, engine_id, host):
+    manager.collect(0.0)
+    return manager.want(engine_id, Address(host, 5600), 0.0).state is PeerState.READY
+
+
+def test_an_engine_that_more_requests_ask_for_waits_for_one_hole_at_most(manager, holes):
+    want(manager, "good", "10.0.0.1", requests=2)
+    assert not ready(manager, "good", "10.0.0.1")  # its place is free, it stands in line now
+    holes.given_up.release()
+    until(lambda: ready(manager, "good", "10.0.0.1"))
+    assert holes.asked <= 12 + 1
+
+
+def test_an_address_that_has_answered_waits_for_no_hole(holes):
+    manager = PeerManager(holes, lambda value: True, PeerLimits(max_handshakes=HOLES))
+    want(manager, "first life", "10.0.0.1")
+    until(lambda: ready(manager, "first life", "10.0.0.1"))
+    for index in range(HOLES):
+        want(manager, f"hole{index}", f"10.9.{index // 250}.{index % 250}")
+    until(lambda: holes.asked == 12)
+    want(manager, "second life", "10.0.0.1")
+    until(lambda: ready(manager, "second life", "10.0.0.1"))
+    for _ in range(2 * HOLES):
+        holes.given_up.release()
+    manager.close()
