@@ -30,8 +30,8 @@ from hybridpd_connector.mispredictions import Mispredictions
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
 from hybridpd_connector.peer_state import PeerState
 from hybridpd_connector.peers import Address, PeerManager
-from hybridpd_connector.read_tables import zero_ranges
 from hybridpd_connector.seals import is_sealed
+from hybridpd_connector.tail_zeros import Tail, TailZeros
 from hybridpd_connector.transfers import (
     ABORTED,
     DEADLINE,
@@ -42,11 +42,7 @@ from hybridpd_connector.transfers import (
 )
 from hybridpd_connector.verifier import CHECKSUM_MISMATCH, Verifier
 from hybridpd_connector.wants import PEER_REFUSED, Wants
-from hybridpd_geometry import (
-    GeometryError,
-    RequestBlocks,
-    local_zero_runs,
-)
+from hybridpd_geometry import GeometryError
 
 PEER_UNREACHABLE = "peer_unreachable"
 BAD_BLOCKS = "bad_blocks"
@@ -100,6 +96,8 @@ class ConsumerRank:
         self._peers: PeerManager[PeerLink] = PeerManager(self._shake_hands, self._discard)
         self._wants = Wants(local, agent, self._peers)
         self._loading: dict[str, Loading] = {}
+        self._tail_zeros = TailZeros(local.layout, local.placement)
+        self._tails: list[Tail] = []
         self._received: set[str] = set()
         self._failed: dict[str, str] = {}
         self._mispredictions = Mispredictions()
@@ -153,6 +151,10 @@ class ConsumerRank:
             self._collect(now)
             for loading in [item for item in self._loading.values() if item.link is None]:
                 self._try_post(loading, now)
+            if self._tails:
+                # While the bytes are on their way: no read touches what is zeroed here.
+                self._local.zero(self._tails)
+                self._tails = []
 
     def look(self, now: float) -> bool:
         """One look at the reads. True: another look in this very step may see one end."""
@@ -285,9 +287,7 @@ class ConsumerRank:
         loading.link, loading.read_by = link, now + self._timeouts.read
         self._transfers.submit(order.request_id, reads, loading.read_by)
         self._stats.observe(stats.QUEUE_SECONDS, now - loading.want.arrived_at)
-        # While the bytes are on their way: no read touches what is zeroed here.
-        runs = local_zero_runs(link.plan, remote.tokens, RequestBlocks(order.block_ids))
-        self._local.zero(zero_ranges(runs, self._local.placement))
+        self._tails += self._tail_zeros.of(remote.tokens, order.block_ids)
 
     def _finish(self, outcome: Outcome, now: float) -> None:
         loading = self._loading[outcome.request]

@@ -22,6 +22,7 @@ from hybridpd_connector.peers import Address
 from hybridpd_connector.read_tables import row_array
 from hybridpd_connector.request_ranges import RequestRanges
 from hybridpd_connector.sum_board import SumReader, SumView
+from hybridpd_connector.tail_zeros import Tail
 from hybridpd_geometry import (
     CacheLayout,
     DescriptorTable,
@@ -79,13 +80,13 @@ class PeerLink:
 
 @dataclasses.dataclass(frozen=True)
 class LocalCache:
-    """This rank's own side of every link. ``zero`` zeroes (address, bytes) ranges of it."""
+    """This rank's own side of every link. ``zero`` zeroes tails of it."""
 
     engine_id: str
     layout: CacheLayout
     placement: RankPlacement
     memory: Memory
-    zero: Callable[[Iterable[tuple[int, int]]], None]
+    zero: Callable[[Iterable[Tail]], None]
 
 
 class LinkBuilder:

@@ -4,12 +4,12 @@ Rows become N x 5 int64 (address, length in bytes, device, stride in bytes, coun
 N x 3 int64 (our address, the peer's, length in bytes); `request_ranges` makes them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridpd_geometry import RankPlacement, Row, ZeroRun
+from hybridpd_geometry import Row
 
 Integers = NDArray[np.int64]
 
@@ -34,13 +34,3 @@ def joined(table: Integers) -> Integers:
     found = table[at]
     found[:, 2] = np.add.reduceat(table[:, 2], at)
     return found
-
-
-def zero_ranges(runs: Iterable[ZeroRun], placement: RankPlacement) -> list[tuple[int, int]]:
-    """(address, length in bytes) of each run on this rank."""
-    ranges: list[tuple[int, int]] = []
-    for run in runs:
-        region = placement.layer_region[run.layer]
-        base = placement.region_bases[region] + run.block * placement.block_strides[region]
-        ranges.append((base + run.offset, run.length))
-    return ranges

@@ -29,6 +29,7 @@ from hybridpd_connector.peer_link import LinkBuilder, LocalCache
 from hybridpd_connector.peers import Address
 from hybridpd_connector.progress import Pump
 from hybridpd_connector.sum_board import SumBoard, Summer, SumReader
+from hybridpd_connector.tail_zeros import Tail
 from hybridpd_connector.transfers import Transfers
 from hybridpd_connector.verifier import Verifier
 from hybridpd_geometry import CacheLayout, RankPlacement
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class RankCache:
-    """This rank's cache. ``zero``: (address, bytes) ranges, in order with the engine's work.
+    """This rank's cache. ``zero``: tails of requests, in order with the engine's work.
     ``scratch``: memory of the same kind, for waking links up; without it that is left out.
     ``summer`` sums it; None where nothing does, then no checksums are stated or compared.
     """
@@ -46,7 +47,7 @@ class RankCache:
     layout: CacheLayout
     placement: RankPlacement
     regions: tuple[MemoryRegion, ...]
-    zero: Callable[[Iterable[tuple[int, int]]], None]
+    zero: Callable[[Iterable[Tail]], None]
     scratch: Scratch | None = None
     summer: Summer | None = None
 

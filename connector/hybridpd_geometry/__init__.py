@@ -80,7 +80,7 @@ from hybridpd_geometry.layout import CacheLayout, check_layout
 from hybridpd_geometry.model_config import READERS, facts_from_config
 from hybridpd_geometry.packings import PACKINGS, Plane, planes_of
 from hybridpd_geometry.placement import RankPlacement, check_placement
-from hybridpd_geometry.predict import Prediction, ZeroRun, local_zero_runs, predict
+from hybridpd_geometry.predict import Prediction, ZeroRun, local_zero_runs, page_tail, predict
 from hybridpd_geometry.read_plan import (
     BlockOverlap,
     LayerPair,
@@ -164,6 +164,7 @@ __all__ = [
     "nearest_legal_tp",
     "owned",
     "place",
+    "page_tail",
     "plan_engine",
     "plan_groups",
     "plan_pair",

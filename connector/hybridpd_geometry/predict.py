@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hybridpd_geometry.descriptors import build_table
 from hybridpd_geometry.errors import GeometryError
 from hybridpd_geometry.exact import ceil_div, round_up
-from hybridpd_geometry.layers import ATTENTION
+from hybridpd_geometry.layers import ATTENTION, LayerGeometry
 from hybridpd_geometry.layout import CacheLayout
 from hybridpd_geometry.placement import RankPlacement
 from hybridpd_geometry.read_plan import (
@@ -101,6 +101,11 @@ def _virtual(layout: CacheLayout, rank: int, tokens: int) -> RankPlacement:
     )
 
 
+def page_tail(layout: CacheLayout, layer: LayerGeometry, token: int) -> tuple[tuple[int, int], ...]:
+    """(page offset, bytes) of what an attention page holds behind its first `token` tokens."""
+    return tail_runs(attention_side(layout, layer.sections[0]), layer.planes, token)
+
+
 def local_zero_runs(plan: PairPlan, tokens: int, destination: RequestBlocks) -> list[ZeroRun]:
     """What the reader must zero: the token tails of the attention blocks it claimed.
 
@@ -112,7 +117,7 @@ def local_zero_runs(plan: PairPlan, tokens: int, destination: RequestBlocks) -> 
         raise GeometryError("tokens", "zero or more", tokens)
     found: list[ZeroRun] = []
     index, inside = divmod(tokens, layout.block_tokens)
-    tails: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    tails: dict[tuple[object, ...], tuple[tuple[int, int], ...]] = {}
     for pair in plan.attention_pairs:
         layer = pair.destination
         ids = destination.groups[layer.group]
@@ -121,8 +126,7 @@ def local_zero_runs(plan: PairPlan, tokens: int, destination: RequestBlocks) -> 
             # Most models have one kind of attention layer: its tails are the same in all of them.
             key = layer.sections, layer.planes, start
             if key not in tails:
-                side = attention_side(layout, layer.sections[0])
-                tails[key] = [(run[0], run[1]) for run in tail_runs(side, layer.planes, start)]
+                tails[key] = page_tail(layout, layer, start)
             found.extend(
                 ZeroRun(layer.name, ids[position], offset, length) for offset, length in tails[key]
             )

@@ -8,6 +8,7 @@ until the result that names it; metadata is shown to a rank twice in a step.
 
 import ctypes
 import dataclasses
+import itertools
 import time
 from collections import Counter
 
@@ -222,8 +223,8 @@ class Engine:
 
     @staticmethod
     def _zeroer(memory):
-        def zero(ranges):
-            for address, length in ranges:
+        def zero(tails):
+            for address, length in itertools.chain.from_iterable(tail.ranges() for tail in tails):
                 memory.bytes[memory.span(address, length)] = 0
 
         return zero

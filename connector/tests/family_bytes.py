@@ -20,8 +20,9 @@ from geometry_reads import content_map, wrong_sections
 from geometry_reference import RankMemory, make_state
 
 from hybridpd_connector.agent_api import Agent, Memory, MemoryRegion, ReadState
-from hybridpd_connector.read_tables import row_array, zero_ranges
+from hybridpd_connector.read_tables import row_array
 from hybridpd_connector.request_ranges import RequestRanges
+from hybridpd_connector.tail_zeros import TailZeros
 from hybridpd_geometry import (
     CacheLayout,
     EngineFacts,
@@ -29,7 +30,6 @@ from hybridpd_geometry import (
     ReadRequest,
     build_table,
     layout_of,
-    local_zero_runs,
     plan_engine,
     plan_pair,
     predict,
@@ -112,9 +112,10 @@ def load(
         assert reader.agent.release_read(read)
         for prepared in (here, there):
             reader.agent.release_list(prepared)
-    zeroed = local_zero_runs(plan, request.tokens, request.destination)
-    for address, length in zero_ranges(zeroed, reader.memory.placement):
-        reader.zero(address, length)
+    tails = TailZeros(reader.memory.layout, reader.memory.placement)
+    for tail in tails.of(request.tokens, request.destination.groups):
+        for address, length in tail.ranges():
+            reader.zero(address, length)
     assert counted == predict(plan, request.tokens).bytes
     return counted
 

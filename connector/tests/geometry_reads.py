@@ -9,12 +9,15 @@ from geometry_cases import block_count
 from geometry_reference import GlobalState, RankMemory, address_of
 
 from hybridpd_connector.request_ranges import RequestRanges
+from hybridpd_connector.tail_zeros import TailZeros
 from hybridpd_geometry import (
     CacheLayout,
     IdRun,
+    RankPlacement,
     ReadRequest,
     RequestBlocks,
     Row,
+    ZeroRun,
     build_table,
     local_zero_runs,
     plan_pair,
@@ -81,10 +84,25 @@ def _dense(rows: tuple[Row, ...], first: int, run: IdRun) -> int:
 def zero_tails(destination: RankMemory, request: ReadRequest) -> None:
     plan = plan_pair(destination.layout, destination.layout, destination.placement.rank)
     layout = destination.layout
-    for run in local_zero_runs(plan, request.tokens, request.destination):
+    runs = local_zero_runs(plan, request.tokens, request.destination)
+    # What the connector zeroes, by templates: the same bytes.
+    tails = TailZeros(layout, destination.placement).of(request.tokens, request.destination.groups)
+    pieces = [piece for tail in tails for piece in tail.ranges()]
+    assert sorted(pieces) == sorted(zero_ranges(runs, destination.placement))
+    for run in runs:
         at = destination.page_at(layout.by_name[run.layer], run.block) + run.offset
         destination.bytes[at : at + run.length] = 0
         destination.writes[at : at + run.length] += 1
+
+
+def zero_ranges(runs: list[ZeroRun], placement: RankPlacement) -> list[tuple[int, int]]:
+    """(address, length in bytes) of each run on this rank."""
+    ranges: list[tuple[int, int]] = []
+    for run in runs:
+        region = placement.layer_region[run.layer]
+        base = placement.region_bases[region] + run.block * placement.block_strides[region]
+        ranges.append((base + run.offset, run.length))
+    return ranges
 
 
 def check_pages(

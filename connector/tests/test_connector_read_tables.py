@@ -1,10 +1,11 @@
 """Rows and ranges as arrays: equal to what counting one by one gives."""
 
 import numpy as np
+from geometry_reads import zero_ranges
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridpd_connector.read_tables import joined, row_array, zero_ranges
+from hybridpd_connector.read_tables import joined, row_array
 from hybridpd_geometry import RankPlacement, Row, ZeroRun
 
 PIECES = st.lists(

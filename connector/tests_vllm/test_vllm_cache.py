@@ -4,6 +4,7 @@ The cache is allocated here the way vLLM's runner does it, without an engine, so
 address, stride or shape can be made.
 """
 
+import dataclasses
 import types
 
 import pytest
@@ -18,9 +19,11 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from hybridpd_connector.agent_api import MemoryRegion
+from hybridpd_connector.tail_zeros import Tail, TailZeros
 from hybridpd_connector.vllm_cache import group_facts, read_cache, thread_setup
 from hybridpd_connector.vllm_compat import UnsupportedEngineError
-from hybridpd_geometry import GeometryError
+from hybridpd_geometry import GeometryError, Plane
 from hybridpd_testkit.checkpoint_families import FAMILIES, config_of
 
 BLOCKS = 4
@@ -133,10 +136,50 @@ def test_zeroing_touches_exactly_its_bytes():
     rank.storage.fill_(1)
     cache = rank.read()
     base = rank.storage.data_ptr()
-    cache.zero([(base + 10, 5), (base + 100, 1)])
+    cache.zero([one_piece(base + 10, 5), one_piece(base + 100, 1)])
     assert rank.storage.eq(0).nonzero().flatten().tolist() == [10, 11, 12, 13, 14, 100]
-    with pytest.raises(UnsupportedEngineError, match="inside the cache"):
-        cache.zero([(base - 1, 2)])
+    end = base + len(rank.storage)
+    for wrong in (one_piece(base - 1, 2), one_piece(end - 1, 2), one_piece(end, 1)):
+        rank.storage.fill_(1)
+        with pytest.raises(UnsupportedEngineError, match="inside the cache"):
+            cache.zero([wrong])
+        assert rank.storage.eq(1).all()
+
+
+def one_piece(address, length):
+    return Tail(address, 1, 0, 1, 0, length)
+
+
+@pytest.mark.parametrize("unit", [1, 8])
+@pytest.mark.parametrize("halves", [1, 2])
+def test_zeroing_a_grid_touches_exactly_its_pieces(halves, unit):
+    """In bytes and in words, in one allocation and with the layers in one each."""
+    storages = [torch.ones(2048 // halves, dtype=torch.int8) for _ in range(halves)]
+    storages.sort(key=torch.Tensor.data_ptr)
+    first, last = storages[0].data_ptr(), storages[-1].data_ptr()
+    step = last - first if halves == 2 else 1024
+    regions = [MemoryRegion(item.data_ptr(), len(item)) for item in storages]
+    views = tuple(item.view(torch.uint8) for item in storages)
+    cache = dataclasses.replace(Rank().read(), regions=tuple(regions), _bytes=views)
+    cache.zero([Tail(first + 16, 2, step, 3, 5 * unit, 2 * unit)])
+    found = torch.cat(storages).eq(0).nonzero().flatten().tolist()
+    piece = [16 + run * 5 * unit + at for run in range(3) for at in range(2 * unit)]
+    assert found == [layer * 1024 + at for layer in range(2) for at in piece]
+
+
+def test_the_tails_of_a_hybrid_cache_are_one_grid():
+    """A launch each costs more than the zeroing: Nano's layers and heads take one together."""
+    rank = Rank()
+    cache = rank.read()
+    packed = dataclasses.replace(
+        cache.layout,
+        layers=tuple(
+            dataclasses.replace(layer, planes=(Plane("kv", 1, 256, 1),)) if layer.planes else layer
+            for layer in cache.layout.layers
+        ),
+    )
+    (tail,) = TailZeros(packed, cache.placement).of(BLOCK_TOKENS - 3, ((0,), (1,)))
+    assert (tail.layers, tail.runs, tail.length) == (2, 2, 3 * 256)
 
 
 def test_kernel_blocks_are_parts_of_blocks():
