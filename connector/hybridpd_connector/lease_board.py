@@ -28,7 +28,6 @@ from hybridpd_connector.agent_api import (
     MemoryRegion,
     PostedRead,
     PreparedList,
-    ReadState,
 )
 from hybridpd_connector.errors import AgentError
 
@@ -82,7 +81,7 @@ class BoardCheck:
 
 @dataclasses.dataclass
 class BoardProbe:
-    """One question in flight; ends with ``BoardReader.finish``."""
+    """One question in flight: ``read`` is polled; ends with ``BoardReader.finish``."""
 
     check: BoardCheck
     cell: int
@@ -131,9 +130,6 @@ class BoardReader:
             self._free_cells.append(cell)
             raise
         return BoardProbe(check, cell, read)
-
-    def poll(self, probe: BoardProbe) -> ReadState:
-        return self._agent.poll(probe.read)
 
     def held(self, probe: BoardProbe) -> bool:
         """For a probe that is DONE: was the lease still held?"""

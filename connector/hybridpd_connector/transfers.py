@@ -16,7 +16,9 @@ Every handle is owned by its part, which releases it when it ends.
 import dataclasses
 import enum
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from hybridpd_connector.agent_api import Agent, PostedRead, PreparedList, Ranges, ReadState
 from hybridpd_connector.errors import AgentError, PeerLostError, StateError
@@ -33,8 +35,7 @@ DEADLINE = "deadline"
 ABORTED = "aborted"
 
 
-@dataclasses.dataclass(frozen=True)
-class SourceRead:
+class SourceRead(NamedTuple):
     """The part of a load that one source rank has: ``ranges`` of the memory of both lists.
 
     ``check``: the lease to look at once the bytes are here; None only where no lease exists.
@@ -47,8 +48,7 @@ class SourceRead:
     check: BoardCheck | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How one load ended. Bytes and descriptors are the transfer library's own counts.
 
     ``reason`` is "" for a good load, ``detail`` what is known beyond it. ``peer``: whose fault it
@@ -72,23 +72,28 @@ class Outcome:
 class _Stage(enum.Enum):
     READING = "reading"
     CHECKING = "checking"
-    ENDED = "ended"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Part:
+    """A part that has not ended. ``read``: what it waits for, its read or, when checking, the one
+    of ``probe``; ``watch``: since the first look at it in this stage."""
+
+    load: "_Load"
     source: SourceRead
-    stage: _Stage
-    read: PostedRead | None = None
+    read: PostedRead
+    stage: _Stage = _Stage.READING
     probe: BoardProbe | None = None
     watch: Watch | None = None
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Load:
+    """A load whose outcome has not been given out; ``parts``: how many of its parts are open."""
+
     request: str
     deadline: float
-    parts: list[_Part] = dataclasses.field(default_factory=list)
+    parts: int = 0
     reason: str = ""
     detail: str = ""
     peer: str = ""
@@ -127,11 +132,16 @@ class Transfers:
         self._agent = agent
         self._boards = boards
         self._patience = patience or Patience(0.0)
-        self._hopeful = self._late = False
+        self._hopeful = False
         self._loads: dict[str, _Load] = {}
+        # Looked at in every step, maybe hundreds of them: flat, and without the ended ones.
+        self._open: list[_Part] = []
+        self._over: list[_Load] = []
+        # No load ends its time before this.
+        self._earliest_deadline = math.inf
 
     def __repr__(self) -> str:
-        stages = [part.stage for load in self._loads.values() for part in load.parts]
+        stages = [part.stage for part in self._open]
         return (
             f"Transfers(loads={len(self._loads)}, reading={stages.count(_Stage.READING)}, "
             f"checking={stages.count(_Stage.CHECKING)})"
@@ -147,7 +157,7 @@ class Transfers:
 
     def busy(self, peer: str) -> bool:
         """Does a read in flight use this peer? Nothing of it may be given back then."""
-        return any(part.source.peer == peer for _, part in self._open_parts())
+        return any(part.source.peer == peer for part in self._open)
 
     def submit(self, request: str, sources: Sequence[SourceRead], deadline: float) -> None:
         """Post every part of a load. Never raises for a peer's sake: failures become the outcome.
@@ -156,8 +166,8 @@ class Transfers:
         """
         if request in self._loads:
             raise StateError(f"load {request}", "submitted once until it ends", "submitted again")
-        load = _Load(request, deadline)
-        self._loads[request] = load
+        load = self._loads[request] = _Load(request, deadline)
+        self._earliest_deadline = min(self._earliest_deadline, deadline)
         for source in sources:
             try:
                 read = self._agent.post_ranges(source.local, source.remote, source.ranges)
@@ -165,7 +175,10 @@ class Transfers:
                 broken = isinstance(error, PeerLostError)
                 load.fail(POST_FAILED, source.peer, broken=broken, detail=str(error))
                 break
-            load.parts.append(_Part(source, _Stage.READING, read))
+            self._open.append(_Part(load, source, read))
+            load.parts += 1
+        if not load.parts:
+            self._over.append(load)
 
     def abort(self, request: str) -> None:
         """The request is not wanted any more. Its outcome still comes, when its reads have ended.
@@ -178,19 +191,16 @@ class Transfers:
 
     def poll(self, now: float) -> list[Outcome]:
         """One look at everything pending; the outcomes of loads that have ended."""
-        ended = []
-        self._hopeful = self._late = False
-        for request, load in list(self._loads.items()):
-            is_open = False
-            for part in load.parts:
-                is_open |= part.stage is not _Stage.ENDED and self._look(load, part, now)
-            if not is_open:
-                del self._loads[request]
-                ended.append(load.outcome())
-            elif now >= load.deadline:
-                self._late = True
-                load.fail(DEADLINE, self._slowest(load))
-        return ended
+        self._hopeful = False
+        if not self._loads:
+            return []
+        self._open = [part for part in self._open if self._look(part, now)]
+        over, self._over = self._over, []
+        for load in over:
+            del self._loads[load.request]
+        if now >= self._earliest_deadline:
+            self._fail_late(now)
+        return [load.outcome() for load in over]
 
     @property
     def hopeful(self) -> bool:
@@ -199,60 +209,74 @@ class Transfers:
 
     def overdue(self, now: float) -> tuple[str, ...]:
         """Peers whose reads are still in flight after the deadline of their load."""
-        if not self._late:
+        if now < self._earliest_deadline:
             return ()
-        peers = (part.source.peer for load, part in self._open_parts() if now >= load.deadline)
+        peers = (part.source.peer for part in self._open if now >= part.load.deadline)
         return tuple(dict.fromkeys(peers))
 
-    def _look(self, load: _Load, part: _Part, now: float) -> bool:
+    def _fail_late(self, now: float) -> None:
+        """Every load that is open now has an open part; the first one is named."""
+        for part in self._open:
+            if now >= part.load.deadline:
+                part.load.fail(DEADLINE, part.source.peer)
+        self._earliest_deadline = min(
+            (load.deadline for load in self._loads.values()), default=math.inf
+        )
+
+    def _look(self, part: _Part, now: float) -> bool:
         """Once at a part; twice when its read has just ended and its lease is asked for.
 
         True while it is open.
         """
-        for stage, look in (
-            (_Stage.READING, self._poll_read),
-            (_Stage.CHECKING, self._poll_check),
-        ):
-            if part.stage is not stage:
-                continue
+        while True:
             watch = part.watch
             if watch is None:
-                watch = part.watch = self._patience.begin((part.source.peer, stage), now)
-            look(load, part)
-            if part.stage is stage:
-                self._hopeful |= watch.worth and self._patience.lasts(watch, now)
-            else:
-                self._patience.end(watch, now)
-                part.watch = None
-        return part.stage is not _Stage.ENDED
+                key = part.source.peer, part.stage
+                watch = part.watch = self._patience.begin(key, now)
+            state = self._agent.poll(part.read)
+            if state is ReadState.PENDING:
+                if watch.worth and self._patience.lasts(watch, now):
+                    self._hopeful = True
+                return True
+            self._patience.end(watch, now)
+            if part.probe is not None:
+                self._end_check(part, part.probe, state)
+            elif self._end_read(part, state):
+                continue
+            part.load.parts -= 1
+            if not part.load.parts:
+                self._over.append(part.load)
+            return False
 
-    def _open_parts(self) -> Iterator[tuple[_Load, _Part]]:
-        for load in self._loads.values():
-            for part in load.parts:
-                if part.stage is not _Stage.ENDED:
-                    yield load, part
-
-    def _slowest(self, load: _Load) -> str:
-        return next(part.source.peer for part in load.parts if part.stage is not _Stage.ENDED)
-
-    def _poll_read(self, load: _Load, part: _Part) -> None:
-        read = part.read
-        if read is None:
-            raise StateError(f"load {load.request}", "a posted read in stage reading", "none")
-        state = self._agent.poll(read)
-        if state is ReadState.PENDING:
-            return
+    def _end_read(self, part: _Part, state: ReadState) -> bool:
+        """True: its lease is asked for now."""
+        load, source = part.load, part.source
         if state is ReadState.DONE:
-            self._count(load, read)
+            self._count(load, part.read)
         else:
-            load.fail(READ_FAILED, part.source.peer, broken=True)
-        if not self._agent.release_read(read):
+            load.fail(READ_FAILED, source.peer, broken=True)
+        if not self._agent.release_read(part.read):
             raise StateError(f"load {load.request}", "to release an ended read", "still in flight")
-        part.read = None
-        part.stage = _Stage.ENDED
         # A load that has failed already needs no proof that its bytes are good.
-        if not load.reason and part.source.check is not None:
-            self._start_check(load, part, part.source.check)
+        if load.reason or source.check is None:
+            return False
+        try:
+            part.probe = self._boards.start(source.check)
+        except AgentError as error:
+            broken = isinstance(error, PeerLostError)
+            load.fail(LEASE_CHECK_FAILED, source.peer, broken=broken, detail=str(error))
+            return False
+        part.stage, part.read, part.watch = _Stage.CHECKING, part.probe.read, None
+        return True
+
+    def _end_check(self, part: _Part, probe: BoardProbe, state: ReadState) -> None:
+        load, peer = part.load, part.source.peer
+        if state is ReadState.FAILED:
+            load.fail(LEASE_CHECK_FAILED, peer, broken=True)
+        elif not self._boards.held(probe):
+            load.fail(LEASE_ENDED, peer)
+        if not self._boards.finish(probe):
+            raise StateError(f"load {load.request}", "to finish an ended probe", "still in flight")
 
     def _count(self, load: _Load, read: PostedRead) -> None:
         try:
@@ -264,28 +288,3 @@ class Transfers:
         load.descriptors += telemetry.descriptors
         load.post_seconds += telemetry.post_seconds
         load.transfer_seconds = max(load.transfer_seconds, telemetry.noticed_seconds)
-
-    def _start_check(self, load: _Load, part: _Part, check: BoardCheck) -> None:
-        try:
-            part.probe = self._boards.start(check)
-        except AgentError as error:
-            broken = isinstance(error, PeerLostError)
-            load.fail(LEASE_CHECK_FAILED, part.source.peer, broken=broken, detail=str(error))
-        else:
-            part.stage = _Stage.CHECKING
-
-    def _poll_check(self, load: _Load, part: _Part) -> None:
-        probe = part.probe
-        if probe is None:
-            raise StateError(f"load {load.request}", "a probe in stage checking", "none")
-        state = self._boards.poll(probe)
-        if state is ReadState.PENDING:
-            return
-        if state is ReadState.FAILED:
-            load.fail(LEASE_CHECK_FAILED, part.source.peer, broken=True)
-        elif not self._boards.held(probe):
-            load.fail(LEASE_ENDED, part.source.peer)
-        if not self._boards.finish(probe):
-            raise StateError(f"load {load.request}", "to finish an ended probe", "still in flight")
-        part.probe = None
-        part.stage = _Stage.ENDED
