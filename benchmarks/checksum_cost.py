@@ -1,5 +1,6 @@
 """What a checked load costs more than one that is not: the sums on P and on D, and the comparison.
 
+    export PYTHONPATH=operator:connector    (with vLLM: the engine environment, or SITE on a GPU)
     python benchmarks/checksum_cost.py [--device cuda] [--model NAME] [--tp 1] [--tokens 1000,...]
 
 Two caches of one published model's shapes, on one device; a request's pages are copied from one to

@@ -1,5 +1,6 @@
 """What a woken-up link saves the first request, and what the probe says of the link.
 
+    export PYTHONPATH=connector    (with NIXL and PyTorch: the engine environment, or SITE)
     python benchmarks/link_warmup.py [--device cuda] [--own-pid-namespace] [--repeats 5]
 
 Fresh producers in processes of their own, one reader. A request is 29 pages out of six regions

@@ -12,6 +12,7 @@ pages are read in four ways:
 Told are medians and 90 % of the time inside the post, until a tight poll says done, and the number
 of descriptors. On GPUs (`--device cuda`) the owner has the first and the reader the last one.
 
+    export PYTHONPATH=operator:connector    (with vLLM and NIXL: the engine environment, or SITE)
     python benchmarks/post_cost.py [--device cuda] [--model NAME] [--tokens 1000,2000,3000]
 """
 

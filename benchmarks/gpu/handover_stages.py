@@ -15,6 +15,7 @@ as a router would; the client's own times close the chain at both ends:
     first step      the first step that runs the request is scheduled           (D, connector call)
     first token     the client has the first token                              (client)
 
+    export PYTHONPATH=SITE:connector:connector/testkit
     python benchmarks/gpu/handover_stages.py --trace DIRECTORY --concurrency 1,8,32
 """
 

@@ -8,6 +8,10 @@ what hand-overs cost running requests; `report` prints tables of all that was wr
 written line by line, so that a run that is cut short keeps what it has. Weights are random: this
 measures speed, not tokens.
 
+With `--gpus` engines that do not fit beside each other wrap round: `--tp 1,2 --gpus 2` puts D on
+both GPUs and P on the first of them. `start` prints what the engines say of their pages.
+
+    export PYTHONPATH=SITE:connector:connector/testkit
     python benchmarks/gpu/pd_compare.py start --model nano64 --tp 1,1
     python benchmarks/gpu/pd_compare.py load --concurrency 8,32,128 --repeats 3
     python benchmarks/gpu/pd_compare.py load --concurrency 1 --repeats 3 --output 32
@@ -32,6 +36,8 @@ from pathlib import Path
 from typing import Any
 
 import pd_report
+from engine_facts import engine_facts
+from handover_stages import MARK
 from pd_bursts import run_bursts
 from pd_cpu import cpu_seconds
 from pd_load import Load, run_load
@@ -48,6 +54,7 @@ TRACED = {
     pd_report.OURS: ConnectorClass("TracedHybrid", TRACE_MODULE),
 }
 TRACE_VARIABLE = "HYBRIDPD_TRACE_DIRECTORY"
+MARK_VARIABLE = "HYBRIDPD_TRACE_MARK"
 METRICS = (
     "vllm:nixl_bytes_transferred_sum",
     "vllm:nixl_num_descriptors_sum",
@@ -60,7 +67,10 @@ METRICS = (
     "hybridpd_queue_seconds_sum",
 )
 # Two engines share a GPU: each takes a fixed part for its cache, whatever the other one holds.
-SHARED_ARGUMENTS = "--gpu-memory-utilization 0.2 --kv-cache-memory-bytes 20000000000"
+SHARED_ARGUMENTS = "--gpu-memory-utilization 0.1 --kv-cache-memory-bytes"
+# Steps of up to so many requests run as CUDA graphs; larger ones never come up below that many
+# clients, and capturing their graphs is a good part of an engine's start.
+MOST_CLIENTS = 128
 
 
 class FullEngine(Engine):
@@ -93,6 +103,7 @@ class _FullSpec:
             *("--tensor-parallel-size", str(self._spec.tp_size)),
             *("--max-model-len", "8192", "--no-enable-prefix-caching"),
             *("--disable-uvicorn-access-log",),
+            *("--worker-extension-cls", "hybridpd_testkit.worker_report.WorkerReport"),
             *("--kv-transfer-config", json.dumps(self._spec.transfer_config())),
             *self._options.engine_args.split(),
         ]
@@ -101,12 +112,13 @@ class _FullSpec:
 def start(options: argparse.Namespace) -> int:
     """Bring all engines up in sessions of their own and write down where they are."""
     options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "engines.json").unlink(missing_ok=True)
     folder = options.out / options.model
     write_model(options.model, folder)
     if options.engine_args is None:
-        shared_gpus = options.layout == "shared" and options.model != "small"
-        options.engine_args = SHARED_ARGUMENTS if shared_gpus else ""
+        options.engine_args = engine_arguments(options)
     prefill_tp, decode_tp = (int(part) for part in options.tp.split(","))
+    traced = {TRACE_VARIABLE: str(options.trace), MARK_VARIABLE: MARK} if options.trace else {}
     gpu, engines = 0, []
     for name in options.connectors.split(","):
         gpu = 0 if options.layout == "shared" else gpu
@@ -118,8 +130,8 @@ def start(options: argparse.Namespace) -> int:
                 role=role,
                 connector=(TRACED if options.trace else CONNECTORS)[name],
                 environment={
-                    "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpu, gpu + tp))),
-                    **({TRACE_VARIABLE: str(options.trace)} if options.trace else {}),
+                    "CUDA_VISIBLE_DEVICES": placed(gpu, tp, options.gpus),
+                    **traced,
                 },
             )
             engines.append(FullEngine(spec, options.out, options))
@@ -128,6 +140,7 @@ def start(options: argparse.Namespace) -> int:
         # Somewhat longer than the keeper waits, who tells which engines are up.
         return wait_for(options.out / "engines.json", options.start_seconds + 15)
     os.setsid()  # the engines' parent: it outlives this command
+    (options.out / "keeper").write_text(str(os.getpid()))
     for engine in engines:
         engine.start()
         time.sleep(options.stagger_seconds)
@@ -140,11 +153,34 @@ def start(options: argparse.Namespace) -> int:
             print(str(error)[-3000:], file=sys.stderr, flush=True)
             continue
         up[engine.spec.name] = {"url": engine.url, "pid": engine.pid}
-    described = {"keeper": os.getpid(), "engines": up}
-    (options.out / "engines.json.new").write_text(json.dumps(described))
+    tell_pages([engine for engine in engines if engine.spec.name in up])
+    (options.out / "engines.json.new").write_text(json.dumps({"engines": up}))
     (options.out / "engines.json.new").rename(options.out / "engines.json")
     while True:
         time.sleep(60)
+
+
+def engine_arguments(options: argparse.Namespace) -> str:
+    """Memory and graphs of the engines on GPUs."""
+    if options.model == "small":
+        return ""
+    graphs = json.dumps({"max_cudagraph_capture_size": MOST_CLIENTS}, separators=(",", ":"))
+    memory = f"{SHARED_ARGUMENTS} {options.cache_bytes} " if options.layout == "shared" else ""
+    return f"{memory}--compilation-config {graphs}"
+
+
+def placed(first: int, count: int, gpus: int) -> str:
+    """`count` GPUs from `first` on; they wrap round at `gpus`, unless it is 0."""
+    return ",".join(str(gpu % gpus if gpus else gpu) for gpu in range(first, first + count))
+
+
+def tell_pages(engines: Sequence[Engine]) -> None:
+    """A line per engine: its pages, and geometry's. What cannot be asked keeps no fleet down."""
+    for engine in engines:
+        try:
+            print(json.dumps({"kind": "engine", **engine_facts(engine)}), flush=True)
+        except (RuntimeError, OSError, ValueError) as error:
+            print(f"{engine.spec.name}: {error!r}"[:500], file=sys.stderr, flush=True)
 
 
 def wait_for(path: Path, seconds: float) -> int:
@@ -268,9 +304,10 @@ def report(options: argparse.Namespace) -> int:
 
 def stop(options: argparse.Namespace) -> int:
     """End the keeper; its engines end with it."""
-    path = options.out / "engines.json"
-    os.kill(json.loads(path.read_text())["keeper"], signal.SIGTERM)
-    path.unlink()
+    keeper = options.out / "keeper"
+    os.kill(int(keeper.read_text()), signal.SIGTERM)
+    keeper.unlink()
+    (options.out / "engines.json").unlink(missing_ok=True)
     return 0
 
 
@@ -281,8 +318,10 @@ def main() -> int:
     )
     commands = {"start": start, "load": load, "bursts": bursts, "report": report, "stop": stop}
     parser.add_argument("command", choices=commands)
-    parser.add_argument("--model", default="nano64", help="nano, nano64, or small for a rehearsal")
+    parser.add_argument("--model", default="nano64", help="nano, nano64, nano32; small to rehearse")
     parser.add_argument("--tp", default="1,1", help="prefill's and decode's TP size")
+    parser.add_argument("--gpus", type=int, default=0, help="wrap round after so many")
+    parser.add_argument("--cache-bytes", type=int, default=20_000_000_000, help="of each engine")
     parser.add_argument("--layout", choices=("shared", "own"), default="shared")
     parser.add_argument("--trace", type=Path, help="note calls here, for handover_stages.py")
     parser.add_argument("--stagger-seconds", type=float, default=0.0, help="between two starts")

@@ -68,6 +68,8 @@ MODELS = {
     "nano": NANO,
     # Half the experts: the caches and layers of Nano, and two engines fit on one GPU of 141 GB.
     "nano64": {**NANO, "n_routed_experts": 64},
+    # A quarter: for pairs of other TP sizes, where a GPU holds parts of more engines.
+    "nano32": {**NANO, "n_routed_experts": 32},
     "small": SMALL,
 }
 

@@ -3,7 +3,8 @@
 Each process appends lines (event, request id, seconds) to a file of its own in the directory that
 TRACE_VARIABLE names. Seconds are the machine's monotonic clock, so that lines of all processes of
 one machine, and of a client on it, can be put in order. `benchmarks/gpu/handover_stages.py` reads
-them.
+them. With MARK_VARIABLE only requests are noted whose id has it, so that one fleet of engines
+serves measurements that are traced and such that are not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlConnector
 from hybridpd_connector.connector import HybridNixlConnector
 
 TRACE_VARIABLE = "HYBRIDPD_TRACE_DIRECTORY"
+MARK_VARIABLE = "HYBRIDPD_TRACE_MARK"
 
 ARRIVED = "arrived"
 SCHEDULED = "scheduled"
@@ -37,6 +39,7 @@ class Trace:
     def __init__(self, producer: bool) -> None:
         """Of a prefill engine only its answers are noted, of a decode engine all else."""
         self._producer = producer
+        self._mark = os.environ.get(MARK_VARIABLE, "")
         folder = Path(os.environ[TRACE_VARIABLE])
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"{os.getpid()}.jsonl").open("a", buffering=1)
@@ -47,6 +50,8 @@ class Trace:
             return
         at = time.monotonic() if seconds is None else seconds
         for request_id in request_ids:
+            if self._mark not in request_id:
+                continue
             self._file.write(json.dumps([event, request_id, at]) + "\n")
 
 

@@ -40,6 +40,39 @@ class WorkerReport:
             ],
         }
 
+    def report_geometry(self) -> dict[str, Any]:
+        """What decides this rank's pages, as the running engine has it.
+
+        ``smallest_kernel_blocks``: tokens, by attention backend. ``layout``: what the shipped
+        connector found, without its layers; empty with another connector or none.
+        """
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+        config = self.model_runner.kv_cache_config
+        layers = self.vllm_config.compilation_config.static_forward_context
+        backends = (
+            layer.get_attn_backend()
+            for group in config.kv_cache_groups
+            for layer in (layers[name] for name in group.layer_names)
+            if hasattr(layer, "get_attn_backend")
+        )
+        connector = get_kv_transfer_group() if has_kv_transfer_group() else None
+        layout = getattr(getattr(connector, "_worker", None), "layout", None)
+        told = layout.to_dict() if layout is not None else {}
+        return {
+            "rank": self.rank,
+            "block_tokens": self.vllm_config.cache_config.block_size,
+            "page_bytes": sorted({g.kv_cache_spec.page_size_bytes for g in config.kv_cache_groups}),
+            "smallest_kernel_blocks": {
+                backend.get_name(): min(
+                    getattr(size, "base", size)
+                    for size in backend.get_supported_kernel_block_sizes()
+                )
+                for backend in set(backends)
+            },
+            "layout": {name: value for name, value in told.items() if name != "layers"},
+        }
+
     def report_agent(self) -> dict[str, int]:
         """What this rank's transfer agent holds, and its process's open files."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group

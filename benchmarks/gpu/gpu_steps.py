@@ -1,0 +1,232 @@
+"""What a session on GPUs runs, most valuable first: programs, times, and what each step needs.
+
+Seconds are what a step took on two H200 with vLLM 0.32, or an estimate where it never ran there
+(`tried` False). `rehearsal` is the same program on a CPU; "" where a CPU has nothing to show.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+NGRAM = json.dumps(
+    {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}, separators=(",", ":")
+)
+SHORT = "handover,at-once"
+FLEET = "{scratch}/fleet"
+TRACE = "{scratch}/trace"
+SMALL_FLEET = '--model small --engine-args "--dtype float32 --enforce-eager" --start-seconds 200'
+SMALL_LOAD = "--requests 4 --repeats 1 --input 100 --output 8"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One program. ``file``: the text file that has its output, joined with others'.
+
+    ``engines``: how many it runs at a time; such steps run beside each other. None: it measures
+    time, and nothing runs beside it. ``needs``: a step that must have gone well before.
+    ``gpus``: the fewest that it wants. ``cleans``: it runs whenever the step it needs was begun.
+    """
+
+    name: str
+    file: str
+    command: str
+    rehearsal: str
+    seconds: int
+    engines: int | None = None
+    needs: str = ""
+    gpus: int = 1
+    cleans: bool = False
+    tried: bool = True
+
+    @property
+    def limit_seconds(self) -> int:
+        """Longer than this it hangs."""
+        return 2 * self.seconds + 60
+
+
+def matrix(name: str, runner: str, mode: str, more: str = "", cpu: str = "") -> Step:
+    """One setting of the matrix: one plain engine and four of the setting."""
+    place = f"--runners {runner} --modes {mode} --out {{scratch}}/{name}"
+    return Step(
+        name,
+        "matrix",
+        f"benchmarks/gpu/matrix_on_gpu.py --gpus {{gpus}} {place} {more}".rstrip(),
+        cpu and f"benchmarks/gpu/matrix_on_gpu.py --device cpu {place} {cpu}",
+        seconds=130,
+        engines=5,
+        tried=not more,
+    )
+
+
+def tokens(name: str, family: str, pairs: str, more: str = "", tried: bool = True) -> Step:
+    """One family at some TP pairs: one plain engine, P and D at a time."""
+    program = "benchmarks/gpu/tokens_on_gpu.py"
+    place = f"--families {family} --pairs {pairs} --checksum all --out {{scratch}}/{name}"
+    return Step(
+        name,
+        "tokens",
+        f"{program} --gpus {{gpus}} {place} {more}".rstrip(),
+        f"{program} --device cpu {place}",
+        seconds=75 * len(pairs.split(",")),
+        engines=3,
+        gpus=2 if "2" in pairs else 1,
+        tried=tried,
+    )
+
+
+def fleet(name: str, start: str, seconds: int, tried: bool = True) -> Step:
+    """Engines of both connectors that the steps behind it load."""
+    return Step(
+        name,
+        "load",
+        f"benchmarks/gpu/pd_compare.py start --out {FLEET} --trace {TRACE} --gpus {{gpus}} {start}",
+        f"benchmarks/gpu/pd_compare.py start --out {FLEET} --trace {TRACE} {SMALL_FLEET}",
+        seconds=seconds,
+        gpus=2,
+        tried=tried,
+    )
+
+
+def load(name: str, needs: str, options: str, seconds: int, cpu: str, tried: bool = True) -> Step:
+    """Requests to a fleet."""
+    results = f"--out {FLEET} --results {{scratch}}/{needs}.jsonl"
+    return Step(
+        name,
+        "load",
+        f"benchmarks/gpu/pd_compare.py {options} {results}",
+        f"benchmarks/gpu/pd_compare.py {cpu} {results}",
+        seconds=seconds,
+        needs=needs,
+        gpus=2,
+        tried=tried,
+    )
+
+
+def stop(name: str, needs: str) -> Step:
+    command = f"benchmarks/gpu/pd_compare.py stop --out {FLEET}"
+    return Step(name, "load", command, command, seconds=5, needs=needs, gpus=2, cleans=True)
+
+
+def cost(name: str, command: str, cpu: str, seconds: int, gpus: int = 1) -> Step:
+    """A program without engines that measures time."""
+    return Step(name, "costs", command, cpu, seconds, gpus=gpus, tried=False)
+
+
+def stages(needs: str) -> Step:
+    program = f"benchmarks/gpu/handover_stages.py --trace {TRACE} --out {FLEET}"
+    return Step(
+        "stages",
+        "load",
+        f"{program} --concurrency 1,8,32 --output 40",
+        f"{program} --concurrency 1,2 --requests 4 --input 100 --output 8",
+        seconds=75,
+        needs=needs,
+        gpus=2,
+    )
+
+
+def unequal(prefill_tp: int, decode_tp: int) -> tuple[Step, ...]:
+    """Pairs of two TP sizes, with engines that share GPUs and a quarter of the experts."""
+    name = f"fleet-{prefill_tp}-{decode_tp}"
+    start = f"--model nano32 --tp {prefill_tp},{decode_tp} --cache-bytes 10000000000 "
+    start += "--start-seconds 500"
+    points = "load --concurrency 1,8,32,128 --repeats 2 --output 100 --no-colocated"
+    cpu = f"load --concurrency 1 --no-colocated {SMALL_LOAD}"
+    return (
+        fleet(name, start, 250, tried=False),
+        load(f"load-{prefill_tp}-{decode_tp}", name, points, 130, cpu, tried=False),
+        load(f"report-{prefill_tp}-{decode_tp}", name, "report", 3, "report", tried=False),
+        stop(f"stop-{prefill_tp}-{decode_tp}", name),
+    )
+
+
+STEPS: tuple[Step, ...] = (
+    matrix("matrix-v2-async", "v2", "async"),
+    matrix("matrix-v1-sync", "v1", "sync", cpu=f"--scenarios {SHORT},preempt-decode"),
+    Step(
+        "traps",
+        "traps",
+        "benchmarks/gpu/traps_on_gpu.py --out {scratch}/traps",
+        "benchmarks/gpu/traps_on_gpu.py --rehearse --out {scratch}/traps",
+        seconds=190,
+        engines=2,
+        gpus=2,
+    ),
+    matrix("matrix-v2-sync", "v2", "sync"),
+    matrix("matrix-v1-async", "v1", "async"),
+    tokens("tokens-1-1", "nemotron-h", "1-1"),
+    tokens("tokens-1-2", "nemotron-h", "1-2"),
+    tokens("tokens-2-1", "nemotron-h", "2-1"),
+    tokens(
+        "tokens-qwen3-next",
+        "qwen3-next",
+        "1-1",
+        '--engine-args "--gdn-prefill-backend triton"',
+        tried=False,
+    ),
+    tokens("tokens-falcon-h1", "falcon-h1", "1-2,2-1", tried=False),
+    matrix(
+        "matrix-ngram",
+        "v2",
+        "async",
+        f"--scenarios {SHORT} --engine-args '--speculative-config {NGRAM}'",
+    ),
+    matrix(
+        "matrix-fp8", "v2", "async", f'--scenarios {SHORT} --engine-args "--kv-cache-dtype fp8"'
+    ),
+    cost(
+        "post-cost",
+        "benchmarks/post_cost.py --device cuda --tokens 1000,2000,3000",
+        "benchmarks/post_cost.py --tokens 1000 --repeats 10",
+        45,
+        gpus=2,
+    ),
+    cost(
+        "checksum-cost",
+        "benchmarks/checksum_cost.py --device cuda",
+        "benchmarks/checksum_cost.py --tp 1 --tokens 1000 --rounds 2",
+        60,
+    ),
+    cost(
+        "link-warmup",
+        "benchmarks/link_warmup.py --device cuda",
+        "benchmarks/link_warmup.py --repeats 2",
+        90,
+        gpus=2,
+    ),
+    fleet("fleet-1-1", "--model nano64 --tp 1,1 --start-seconds 500", 270),
+    load(
+        "load",
+        "fleet-1-1",
+        "load --concurrency 8,32,128 --repeats 3 --no-colocated",
+        200,
+        f"load --concurrency 2 --no-colocated {SMALL_LOAD}",
+    ),
+    stages("fleet-1-1"),
+    load(
+        "load-one-client",
+        "fleet-1-1",
+        "load --concurrency 1 --repeats 3 --output 16 --no-colocated --warm",
+        130,
+        f"load --concurrency 1 --no-colocated --warm {SMALL_LOAD}",
+    ),
+    load(
+        "bursts",
+        "fleet-1-1",
+        "bursts --repeats 3 --rounds 8",
+        75,
+        "bursts --repeats 1 --rounds 2 --input 100 --output 8",
+    ),
+    load(
+        "load-colocated",
+        "fleet-1-1",
+        "load --concurrency 1,8,32,128 --repeats 1 --warm",
+        140,
+        f"load --concurrency 1 --warm {SMALL_LOAD}",
+    ),
+    load("report", "fleet-1-1", "report", 3, "report"),
+    stop("stop", "fleet-1-1"),
+    *unequal(1, 2),
+    *unequal(2, 1),
+)
