@@ -42,6 +42,7 @@ from hybridpd_testkit.processes import die_with_parent  # noqa: E402
 GRACE_SECONDS = 15.0
 LOOK_SECONDS = 0.2
 MOST_FILE_BYTES = 15 << 20
+CACHE_PARTS = 2  # beside six text files
 OK, FAILED, HANGS, LEFT, SKIPPED = "ok", "FAILED", "HANGS", "left", "skipped"
 FINAL = (OK, FAILED, HANGS)
 
@@ -256,11 +257,16 @@ def descendants(pid: int) -> Iterator[int]:
         yield from below
 
 
+def caches_of(options: argparse.Namespace) -> Path:
+    """Compiled kernels, of all engines."""
+    return Path(options.scratch / "caches")
+
+
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """The steps' environment: the repository behind SITE, and caches that all engines share."""
     given = os.environ.get("PYTHONPATH", "")
     own = [str(ROOT / folder) for folder in FOLDERS]
-    caches = options.scratch / "caches"
+    caches = caches_of(options)
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [given, *own])),
@@ -275,6 +281,31 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
             }
         ),
     }
+
+
+def save_caches(caches: Path, out: Path) -> str:
+    """Compiled kernels in parts that a lent machine gives back; what became of it."""
+    if not caches.is_dir():
+        return "nothing was compiled"
+    pack = f"tar -C {shlex.quote(str(caches))} -cf - . | xz -T0"
+    subprocess.run(
+        ["sh", "-c", f"{pack} | split -b {MOST_FILE_BYTES} - {shlex.quote(str(out))}/caches."],
+        check=True,
+    )
+    parts = sorted(out.glob("caches.*"))
+    if len(parts) > CACHE_PARTS:
+        for part in parts:
+            part.unlink()
+        return f"caches would be {len(parts)} parts, {CACHE_PARTS} is the most"
+    return f"caches saved in {len(parts)} parts"
+
+
+def load_caches(parts: Path, caches: Path) -> None:
+    """What an earlier session has saved; kernels of other versions in it are not found again."""
+    caches.mkdir(parents=True)
+    files = " ".join(shlex.quote(str(part)) for part in sorted(parts.glob("caches.*")))
+    unpack = f"cat {files} | xz -dc -T0 | tar -C {shlex.quote(str(caches))} -xf -"
+    subprocess.run(["sh", "-c", unpack], check=True)
 
 
 def describe_machine(options: argparse.Namespace) -> str:
@@ -315,6 +346,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="of this call; later steps wait")
     parser.add_argument("--engines", type=int, default=max(5, (os.cpu_count() or 2) * 5 // 8))
     parser.add_argument("--again", action="store_true", help="also what was done here before")
+    parser.add_argument("--save-caches", action="store_true", help="compiled kernels, to --out")
+    parser.add_argument("--load-caches", type=Path, help="the folder that has their parts")
     temporary = Path(tempfile.gettempdir())
     parser.add_argument("--scratch", type=Path, default=temporary / "gpu-steps")
     parser.add_argument("--out", type=Path, default=temporary / "gpu-results")
@@ -326,7 +359,11 @@ def main() -> int:
     # An end that is asked for must end the steps too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     session = Session(options)
+    if options.load_caches is not None and not caches_of(options).exists():
+        load_caches(options.load_caches, caches_of(options))
     session.play()
+    if options.save_caches:
+        print(save_caches(caches_of(options), options.out), flush=True)
     return int(any(run.result in (FAILED, HANGS) for run in session.runs))
 
 

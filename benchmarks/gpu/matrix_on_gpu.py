@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import shlex
 import signal
 import sys
@@ -242,9 +243,8 @@ def specs_of(setting: Setting, checkpoint: Path, options: argparse.Namespace) ->
     chunks = ("--max-num-batched-tokens", "256", "--long-prefill-token-threshold", "32")
     first, last = 0, options.gpus - 1
     runner = {"VLLM_USE_V2_MODEL_RUNNER": "1" if setting.runner == "v2" else "0"}
-    base = EngineSpec(
-        "", checkpoint, extra_config={"lease_seconds": LEASE_SECONDS}, num_blocks=options.blocks
-    )
+    extra = {"lease_seconds": LEASE_SECONDS, **json.loads(options.extra_config)}
+    base = EngineSpec("", checkpoint, extra_config=extra, num_blocks=options.blocks)
     small = replace(base, num_blocks=SMALL_BLOCKS, max_model_len=SMALL_MODEL_LEN)
     named = {
         "p": (replace(base, role="kv_producer"), first, options.prefill_args),
@@ -346,6 +346,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--modes", default="sync,async", help="scheduling modes")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="in this order")
     parser.add_argument("--engine-args", default="", help="more arguments of every engine")
+    parser.add_argument("--extra-config", default="{}", help="of the connector, as JSON")
     parser.add_argument("--prefill-args", default="", help="more arguments of P alone")
     parser.add_argument("--decode-args", default="", help="more arguments of D alone")
     parser.add_argument("--blocks", type=int, default=512, help="cache blocks of the large engines")

@@ -204,3 +204,21 @@ def test_the_table_names_programs_that_exist(modules: tuple[Any, Any]) -> None:
 def test_an_unknown_step_is_named(play: Callable[..., Any]) -> None:
     with pytest.raises(SystemExit, match="expected names of --list, got nothing-like-it"):
         play(("a", 0, 0, {}), steps=["nothing-like-it"])
+
+
+def test_compiled_kernels_outlive_a_machine(
+    modules: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, _ = modules
+    monkeypatch.setattr(driver, "MOST_FILE_BYTES", 4096)
+    kernels, out, later = (tmp_path / name for name in ("kernels", "out", "later"))
+    out.mkdir()
+    assert driver.save_caches(kernels, out) == "nothing was compiled"
+    (kernels / "triton").mkdir(parents=True)
+    (kernels / "triton" / "kernel").write_bytes(os.urandom(5000))
+    assert driver.save_caches(kernels, out) == "caches saved in 2 parts"
+    driver.load_caches(out, later)
+    assert (later / "triton" / "kernel").read_bytes() == (kernels / "triton/kernel").read_bytes()
+    (kernels / "large").write_bytes(os.urandom(9000))
+    assert driver.save_caches(kernels, out) == "caches would be 4 parts, 2 is the most"
+    assert list(out.iterdir()) == []
