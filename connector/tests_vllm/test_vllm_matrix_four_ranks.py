@@ -1,4 +1,4 @@
-"""Six ranks: prefill at TP 2, decode at TP 4, which loads the metadata of both in each of its ranks.
+"""Six ranks: prefill at TP 2, decode at TP 4, whose ranks each load the metadata of both.
 
 Falcon-H1 has one group of B and C and one KV head: all four ranks of decode hold them whole.
 """
