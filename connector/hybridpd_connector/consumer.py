@@ -40,7 +40,7 @@ from hybridpd_connector.transfers import (
     SourceRead,
     Transfers,
 )
-from hybridpd_connector.verifier import CHECKSUM_MISMATCH, Verifier
+from hybridpd_connector.verifier import Verifier
 from hybridpd_connector.wants import PEER_REFUSED, Wants
 from hybridpd_geometry import GeometryError
 
@@ -309,8 +309,8 @@ class ConsumerRank:
         """Loads whose checksums were compared."""
         for verdict in self._verifier.poll(now) if self._verifier else ():
             loading = self._loading[verdict.request_id]
-            if verdict.detail:
-                self._fail(loading, CHECKSUM_MISMATCH, verdict.detail, now)
+            if verdict.reason:
+                self._fail(loading, verdict.reason, verdict.detail, now)
             else:
                 self._end(loading, "", now)
 

@@ -111,6 +111,13 @@ _ALL = (
         "report it with this line; set checksum to all on both engines to see which loads differ",
     ),
     Reason(
+        "checksum_missing",
+        "this engine asks for checksums of all loads, and there were none to compare this one with",
+        "the text in this line says what was missing; look at a prefill engine whose steps take "
+        "seconds or that holds more than a thousand prefills; checksum sample loads what it "
+        "cannot compare",
+    ),
+    Reason(
         "deadline",
         "the read did not end in time",
         "see whether the prefill engine is frozen or the network is cut, and look at "

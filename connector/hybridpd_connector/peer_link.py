@@ -21,7 +21,7 @@ from hybridpd_connector.peer_uses import PeerUses
 from hybridpd_connector.peers import Address
 from hybridpd_connector.read_tables import row_array
 from hybridpd_connector.request_ranges import RequestRanges
-from hybridpd_connector.sum_board import SumReader, SumView
+from hybridpd_connector.sum_board import MODES, SumReader, SumView, mode_of
 from hybridpd_connector.tail_zeros import Tail
 from hybridpd_geometry import (
     CacheLayout,
@@ -225,9 +225,20 @@ class LinkBuilder:
         try:
             pair = SumPair(plan)
         except GeometryError as error:
+            if self._sums.required:
+                raise RefusedError("checksum", "sums of all loads", str(error)) from error
             logger.warning("no checksums between %s and here: %s", hello.engine_id, error)
             return None
-        every = min(hello.ranks[rank].sums_every for rank in plan.sources)
+        rates = [hello.ranks[rank].sums_every for rank in plan.sources]
+        every = min(rates)
+        if self._sums.required and any(rate != MODES["all"] for rate in rates):
+            there = max(rates) if every else 0
+            raise RefusedError(
+                "checksum",
+                "all on the prefill engine, as here",
+                mode_of(there),
+                "set checksum to all on the prefill engine, or to sample here",
+            )
         views: dict[int, SumView] = {}
         for rank in plan.sources if every else ():
             theirs = hello.ranks[rank]

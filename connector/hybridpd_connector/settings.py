@@ -58,7 +58,8 @@ SETTINGS: tuple[Setting, ...] = (
         "off, sample, all",
         "both",
         "Which loads are compared with the prefill engine's checksums before they are used: none, "
-        "one in 128, or all. The lower of the two engines' rates counts",
+        "one in 128, or all. The lower of the two engines' rates counts, but a decode engine with "
+        "all refuses a prefill engine without, and a load that cannot be compared",
     ),
     Setting(
         "side_channel_key_file",

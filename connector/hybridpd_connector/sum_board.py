@@ -45,7 +45,8 @@ MARK = 0x48504453_00000001
 HEADER_WORDS = 4
 WORD_BYTES = 8
 PAGE_BYTES = 4096
-ALL_SLOTS = 256
+ALL_SLOTS = 1024
+"""More than prefills wait for a reader: in mode "all" a load whose slot was reused fails."""
 SAMPLE_SLOTS = 32
 MAX_SLOTS = 65536
 MAX_EVERY = 1 << 20
@@ -159,7 +160,9 @@ class SlotRead:
 class SumReader:
     """D rank's side: reads slots of peers' boards into scratch pages of its own."""
 
-    def __init__(self, agent: Agent, pages: int = SCRATCH_PAGES) -> None:
+    def __init__(self, agent: Agent, pages: int = SCRATCH_PAGES, *, required: bool = False) -> None:
+        """``required``: a load that cannot be compared is not used (mode "all")."""
+        self.required = required
         self._agent = agent
         self._scratch = (ctypes.c_uint64 * (pages * PAGE_BYTES // WORD_BYTES))()
         self._free = list(range(pages))

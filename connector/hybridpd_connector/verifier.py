@@ -3,8 +3,9 @@
     begin --own sums and every source's slot are here--> ok | different
       |-- P states no sums, or they cannot be had in ``CHECK_SECONDS`` --> unchecked
 
-Only ``different`` fails a load. A statement that is missing proves nothing about the bytes, which
-the lease board has already vouched for; it is counted and warned of instead, once per cause.
+``different`` fails a load. A statement that is missing proves nothing about the bytes, which the
+lease board has already vouched for; it is counted and warned of instead, once per cause. Where sums
+are required (mode "all") they are waited for longer, ``PROOF_SECONDS``, and ``unchecked`` fails.
 """
 
 import dataclasses
@@ -31,9 +32,13 @@ from hybridpd_geometry import RankPlacement, ReadRequest, SumRequest
 logger = logging.getLogger(__name__)
 
 CHECKSUM_MISMATCH = "checksum_mismatch"
+CHECKSUM_MISSING = "checksum_missing"
 
 CHECK_SECONDS = 2.0
 """How long a load may wait for P's sums: P states them in the step after the prefill."""
+
+PROOF_SECONDS = 10.0
+"""How long where sums are required: a step of a busy P may take seconds."""
 
 MAX_WARNINGS = 32
 """Different causes that are told; a cause may hold a number that a peer chose."""
@@ -42,7 +47,7 @@ HOPE_SECONDS = 0.001
 """Sums on an idle device and the read of a slot take less; a step waits for them no longer."""
 
 NOT_COMPARABLE = "the TP sizes of the two engines cut sections at different places"
-NOT_IN_TIME = f"no sums within {CHECK_SECONDS:.0f} s"
+NOT_IN_TIME = "no sums within {:.0f} s"
 NOT_READ = "the slot of the prefill rank could not be read"
 OVERWRITTEN = "the slot holds the sums of a later prefill"
 OTHER_VERSION = "the prefill engine sums in another way"
@@ -51,9 +56,11 @@ OTHER_LENGTH = "the prefill engine states another number of sums"
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The end of a check. ``detail``: what differs, for people; empty unless it does."""
+    """The end of a check. ``reason``: why the load must not be used, empty when it may; ``detail``:
+    what differs or is missing, for people."""
 
     request_id: str
+    reason: str = ""
     detail: str = ""
 
 
@@ -101,7 +108,9 @@ class Verifier:
         self._placement = placement
         self._every = every
         self._stats = recorder
+        self._wait_seconds = PROOF_SECONDS if reader.required else CHECK_SECONDS
         self._checks: list[_Check] = []
+        self._refused: list[Verdict] = []
         self._orphans: list[SlotRead] = []
         self._warned: set[str] = set()
 
@@ -111,7 +120,7 @@ class Verifier:
     @property
     def in_flight(self) -> int:
         """Checks without a result."""
-        return len(self._checks)
+        return len(self._checks) + len(self._refused)
 
     def uses(self, link: PeerLink) -> bool:
         """Is a slot of this link still being read?"""
@@ -127,8 +136,11 @@ class Verifier:
         try:
             check = self._build(request_id, link.sums, read, sequence, now)
         except _UncheckedError as cause:
-            self._unchecked(str(cause))
-            return False
+            verdict = self._unchecked(request_id, str(cause))
+            if not verdict.reason:
+                return False
+            self._refused.append(verdict)
+            return True
         self._checks.append(check)
         return True
 
@@ -166,13 +178,13 @@ class Verifier:
     def poll(self, now: float) -> list[Verdict]:
         """One look at every check; the verdicts of those that ended."""
         self._orphans = [read for read in self._orphans if not self._drained(read)]
-        ended = []
+        ended, self._refused = self._refused, []
         for check in list(self._checks):
+            verdict: Verdict | None
             try:
                 verdict = self._look(check, now)
             except _UncheckedError as cause:
-                self._unchecked(str(cause))
-                verdict = Verdict(check.request_id)
+                verdict = self._unchecked(check.request_id, str(cause))
             if verdict is not None:
                 self._checks.remove(check)
                 self._orphans.extend(slot.read for slot in check.slots if slot.read is not None)
@@ -192,8 +204,8 @@ class Verifier:
             verdict = self._compare(check, check.words)
             if verdict is not None:
                 return verdict
-        if now - check.begun >= CHECK_SECONDS:
-            raise _UncheckedError(NOT_IN_TIME)
+        if now - check.begun >= self._wait_seconds:
+            raise _UncheckedError(NOT_IN_TIME.format(self._wait_seconds))
         return None
 
     def _advance(self, check: _Check, slot: _Slot) -> None:
@@ -250,9 +262,8 @@ class Verifier:
             self._stats.checksum(stats.DIFFERENT)
             theirs, here = wrong[0]
             detail = self._describe(check, here, slot.words[theirs], ours[here])
-            return Verdict(
-                check.request_id, f"{detail}; {len(wrong)} sums of rank {slot.source} differ"
-            )
+            detail += f"; {len(wrong)} sums of rank {slot.source} differ"
+            return Verdict(check.request_id, CHECKSUM_MISMATCH, detail)
         self._stats.checksum(stats.OK)
         return Verdict(check.request_id)
 
@@ -273,11 +284,14 @@ class Verifier:
             f"expected {expected:016x}, got {got:016x}"
         )
 
-    def _unchecked(self, cause: str) -> None:
+    def _unchecked(self, request_id: str, cause: str) -> Verdict:
         self._stats.checksum(stats.UNCHECKED)
+        if self._reader.required:
+            return Verdict(request_id, CHECKSUM_MISSING, cause)
         if cause not in self._warned and len(self._warned) < MAX_WARNINGS:
             self._warned.add(cause)
             logger.warning("loads are not checked by checksums (told once): %s", cause)
+        return Verdict(request_id)
 
 
 def _equal(theirs: Sequence[int], at: int, ours: Sequence[int], here: int, words: int) -> bool:

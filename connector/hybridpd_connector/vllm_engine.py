@@ -234,6 +234,7 @@ def build_worker(
                 LONGEST_STEP_WAIT_SECONDS,
             ),
             checksum_every=checksum_every,
+            checksum_required=checksum_every == MODES["all"],
             prefill_peers=parse_names(extra("prefill_peers", DEFAULT_PREFILL_PEERS)),
         ),
         prepare_thread=thread_setup(kv_caches),

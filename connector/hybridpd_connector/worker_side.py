@@ -61,7 +61,8 @@ class RankSettings:
     """Seconds, and who this rank is. ``role``: producer, consumer or both.
 
     ``step_wait_seconds``: how long a step may wait for reads it has just begun, in all.
-    ``checksum_every``: every n-th prefill is summed and compared, 0 for none.
+    ``checksum_every``: every n-th prefill is summed and compared, 0 for none;
+    ``checksum_required``: a load that cannot be compared is not used.
     ``prefill_peers``: where engines live that are met before a request names them.
     """
 
@@ -75,6 +76,7 @@ class RankSettings:
     require_fast_link: bool = False
     step_wait_seconds: float = 0.0
     checksum_every: int = 0
+    checksum_required: bool = False
     prefill_peers: tuple[PeerName, ...] = ()
 
 
@@ -203,7 +205,7 @@ class WorkerHalf:
         boards = BoardReader(self._agent)
         sums = verifier = None
         if settings.checksum_every and cache.summer is not None:
-            sums = SumReader(self._agent)
+            sums = SumReader(self._agent, required=settings.checksum_required)
             verifier = Verifier(
                 sums, cache.summer, cache.placement, settings.checksum_every, self._stats
             )

@@ -165,13 +165,14 @@ class Engine:
         links=None,
         step_wait_seconds=0.0,
         checksum_every=0,
+        checksum_required=False,
         meets=(),
         **engine_facts,
     ):
         """``links``: settings of the link probe, which is left out without them. ``meets``: names
         of prefill engines that are met before a request names them."""
         self.world, self.name, self.policy = world, name, policy
-        self.step_wait_seconds = step_wait_seconds
+        self.step_wait_seconds, self.checksum_required = step_wait_seconds, checksum_required
         self.meets = parse_names(meets)
         facts = EngineFacts(tp_size, packing=engine_facts.pop("packing", "token"), **engine_facts)
         self.layout = layout_of(model, facts, "model", vllm_version="0.32.0")
@@ -214,7 +215,8 @@ class Engine:
         settings = RankSettings(
             self.name, role, lease_seconds, NEVER, NEVER, Timeouts(handshake=20.0, read=60.0),
             step_wait_seconds=self.step_wait_seconds,
-            checksum_every=self.identity.checksum_every, prefill_peers=self.meets,
+            checksum_every=self.identity.checksum_every, checksum_required=self.checksum_required,
+            prefill_peers=self.meets,
             **(self.links or {}),
         )  # fmt: skip
         agent = FakeAgent(f"{self.name}/{rank}", self.world.network)

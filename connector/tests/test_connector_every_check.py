@@ -13,6 +13,7 @@ from connector_engines import World
 from test_connector_two_engines import all_free, prefilled
 
 from hybridpd_connector.sum_board import MARK, seal_of
+from hybridpd_connector.verifier import CHECK_SECONDS, PROOF_SECONDS
 
 STATES = ("begun", "ours", "theirs", "reading", "ended")
 EVENTS = (
@@ -62,10 +63,11 @@ CELLS = {
 class OneCheck:
     """One load of one pair, up to the state; then one event."""
 
-    def __init__(self, world, state):
+    def __init__(self, world, state, required):
         self.world = world
         self.p = world.engine("p", "producer", checksum_every=1)
-        self.d = world.engine("d", "consumer", checksum_every=1)
+        self.d = world.engine("d", "consumer", checksum_every=1, checksum_required=required)
+        self.patience_seconds = PROOF_SECONDS if required else CHECK_SECONDS
         (self.theirs,), (self.ours,) = self.p.summers, self.d.summers
         self.results, self.counts = Counter(), Counter()
         self.theirs.held = state not in ("theirs", "ended")
@@ -115,7 +117,7 @@ class OneCheck:
             case "prefill dies":
                 self.world.network.kill("p/0")
             case "the check takes too long":
-                self.world.now += 2.5
+                self.world.now += self.patience_seconds
             case "abort":
                 self.d.end("d1")
         self.steps()
@@ -140,10 +142,12 @@ def world():
     world.close()
 
 
+@pytest.mark.parametrize("required", [False, True])
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("event", EVENTS)
-def test_check_cell(world, state, event):
-    check = OneCheck(world, state)
+def test_check_cell(world, state, event, required):
+    """``required``: what cannot be compared is not used."""
+    check = OneCheck(world, state, required)
     d, request = check.d, check.d.requests["d1"]
     assert (check.result, request.status) == (
         ("ok", "running") if state == "ended" else ("", "loading")
@@ -158,10 +162,13 @@ def test_check_cell(world, state, event):
         assert d.ranks[0].reading
     check.bring_the_rest()
     assert check.result == at_last
-    failed = at_last == "different"
+    failed = {"different": "checksum_mismatch"}
+    if required:
+        failed["unchecked"] = "checksum_missing"
+    failed = failed.get(at_last)
     if not aborted:
         assert request.status == ("finished" if failed else "running")
-        assert d.reasons == ({"d1": "checksum_mismatch"} if failed else {})
+        assert d.reasons == ({"d1": failed} if failed else {})
         if not failed:
             d.end("d1")
             check.steps()

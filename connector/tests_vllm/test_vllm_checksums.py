@@ -267,14 +267,16 @@ def test_vllm_checksums_nemotron_h_recompute_after_a_flipped_bit(pool):
 
 
 def test_vllm_checksums_nemotron_h_beside_an_engine_without(pool):
-    """P samples, D compares all: what P does not state is loaded and counted."""
+    """P samples, D compares all: D refuses P, and says what to set."""
     pair = Pair(*pool.engines("nemotron-h", "p1", "v1"))
     before = pair.decode.metrics()
-    expected = complete(pair.prefill, PROMPT, MAX_TOKENS).tokens
-    assert pair.complete(PROMPT, MAX_TOKENS).tokens == expected
-    wait_until(
-        lambda: sum(compared(pair.decode.metrics().since(before)).values()) == 1, "D counts it"
-    )
-    # The default sample on P may hit this prefill, so it is one of the two.
-    assert set(compared(pair.decode.metrics().since(before))) <= {"unchecked", "ok"}
+    params = pair.prefill_only(PROMPT)
+    counted = refused(pair.decode, lambda: pair.decode_only(PROMPT, params, MAX_TOKENS))
+    assert (counted.loads, counted.failures) == (0, 1)
+    growth = pair.decode.metrics().since(before)
+    assert growth.total(MISMATCH, reason="peer_refused") == 1
+    assert compared(growth) == {}
+    log = pair.decode.log_path.read_text()
+    assert "expected all on the prefill engine, as here, got sample" in log
+    assert complete(pair.decode, PROMPT, 1).tokens  # its own requests go on
     require_nothing_left(pair.prefill, pair.decode)
