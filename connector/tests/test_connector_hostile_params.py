@@ -5,6 +5,7 @@ Left out: damaged parameters (``test_connector_two_engines``), and decoders (the
 
 import dataclasses
 import itertools
+import threading
 import time
 
 import pytest
@@ -136,19 +137,21 @@ def test_many_made_up_engines_do_not_push_a_good_one_out():
 def test_handshakes_that_wait_for_a_thread_are_bounded():
     """Made-up engines push each other out of the book; their handshakes are queued all the same."""
     limits = PeerLimits(max_peers=4, max_handshakes=6)
-    begun = []
+    begun, silent = set(), threading.Event()
 
-    class Pool:
-        def submit(self, run, engine_id, *rest):
-            begun.append(engine_id)
+    def shake_hands(engine_id, address):
+        begun.add(engine_id)
+        silent.wait(10)
 
-    manager = PeerManager(lambda *_: None, lambda _: True, limits)
-    manager._pool.shutdown()
-    manager._pool = Pool()
+    manager = PeerManager(shake_hands, lambda _: True, limits, workers=1)
     for turn in range(10):
         for number in range(10):
             verdict = manager.want(f"e{number}", Address(f"10.9.0.{number}", 1), float(turn))
-    assert len(begun) == limits.max_handshakes
+    assert f"handshakes_running={limits.max_handshakes}, " in repr(manager)
+    silent.set()
+    time.sleep(0.1)
+    manager.close()
+    assert 1 <= len(begun) <= limits.max_handshakes
     assert verdict.state is PeerState.BACKING_OFF
     assert "handshakes" in verdict.reason
 
