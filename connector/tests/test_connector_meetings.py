@@ -89,7 +89,7 @@ class Town:
             self.step()
             rounds = self.meetings._rounds
             looking = any(host.looking for host in rounds._hosts.values())
-            if not looking and not any(rounds.addresses().values()) and not self.book._running:
+            if not looking and not any(rounds.addresses().values()) and not self.book._pool.running:
                 return
             time.sleep(0.001)
 

@@ -50,12 +50,15 @@ CLUSTER = ("python", "-m", "hybridpd_cluster")
 # no CPU build: test_vllm_contract reads its source.
 MATRIX_ENGINES = (("0.30", "engine-0.30"), ("0.31", "engine-0.31"), ("0.32", "engine"))
 VLLM_TESTS = ROOT / "connector" / "tests_vllm"
+MATRIX_TOO = (
+    *("contract", "first_contact", "held_blocks", "multi_connector", "preemption", "requests"),
+    "tokens",
+)
 MATRIX_TESTS = tuple(
     str(path.relative_to(ROOT))
     for path in sorted(VLLM_TESTS.glob("test_vllm_*.py"))
     if path.stem.startswith("test_vllm_matrix_")
-    or path.stem.removeprefix("test_vllm_")
-    in ("contract", "first_contact", "multi_connector", "preemption", "requests", "tokens")
+    or path.stem.removeprefix("test_vllm_") in MATRIX_TOO
 )
 PARTS = (
     Part("lint", "check", ("ruff", "check", "."), ("check", "test")),
