@@ -1,0 +1,212 @@
+"""What a pair's first request costs when D learns of P by it, and when D has met P before.
+
+    python benchmarks/first_request.py [--device cuda] [--repeats 5]
+
+Both halves of the connector, the real agents and the real side channel, in two processes; no
+engine. Nemotron-3-Nano's layers at TP 1 (on a CPU with a 16th of its state, or the copy would hide
+the rest). Each repeat is a fresh pair. Per row:
+
+    first ms    from the arrival of a pair's first request at D until its load is reported; handshake
+                and wake-up of the link are in it where the request pays for them; tight polls
+    later ms    median of further requests of the same pair
+    ratio       first / later, the median of the pairs'
+    worst       the largest ratio
+    ahead ms    from D's readiness until P is met, on threads of its own; no request waits for it
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import multiprocessing
+import os
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from hybridpd_connector.agent import NixlAgent
+from hybridpd_connector.agent_api import Memory, MemoryRegion
+from hybridpd_connector.consumer import Timeouts
+from hybridpd_connector.handshake import Hello, Responder
+from hybridpd_connector.link_probe import SCRATCH_BYTES, Scratch
+from hybridpd_connector.metadata import GroupFacts, RequestFacts
+from hybridpd_connector.named_peers import parse_names
+from hybridpd_connector.request_blocks import Identity
+from hybridpd_connector.scheduler_side import SchedulerHalf
+from hybridpd_connector.side_channel import Server
+from hybridpd_connector.side_channel_client import Client
+from hybridpd_connector.vllm_engine import (
+    DEFAULT_POLL_INTERVAL_SECONDS,
+    DEFAULT_STEP_WAIT_SECONDS,
+    RENEW_INTERVAL_SECONDS,
+)
+from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
+from hybridpd_geometry import EngineFacts, layout_of, plan_engine
+from hybridpd_testkit.processes import free_port
+from shapes import NANO, Shape, shape_of
+
+TOKENS = 1000
+LATER_REQUESTS = 20
+LEASE_SECONDS = 30
+WAIT_SECONDS = 30.0
+CPU_STATE_SHARE = 16
+HOST = "127.0.0.1"
+TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+def shape_for(device: str) -> Shape:
+    shape = shape_of(NANO, 1)
+    if device != "cpu":
+        return shape
+    state = shape.model.state
+    small = dataclasses.replace(state, state_size=state.state_size // CPU_STATE_SHARE)
+    model = dataclasses.replace(shape.model, state=small)
+    facts = EngineFacts(tp_size=1)
+    layout = layout_of(model, facts, NANO, vllm_version="0.32.0")
+    return Shape(NANO, model, plan_engine(model, facts), layout)
+
+
+class Engine:
+    """Both halves of one rank, and the cache."""
+
+    def __init__(self, role: str, device: str, port: int, meets: tuple[str, ...] = ()) -> None:
+        self.shape, self.prompt = shape_for(device), tuple(range(TOKENS))
+        blocks = self.shape.blocks_needed(TOKENS)
+        page, regions = self.shape.geometry.page_bytes, self.shape.geometry.region_count
+        self.bytes = torch.ones(blocks * page * regions, dtype=torch.uint8, device=device)
+        self.scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=device)
+        name = f"{role}-{os.getpid()}-{time.monotonic_ns()}"
+        self.identity = Identity(name, HOST, port, 1, role, LEASE_SECONDS)
+        kinds = self.shape.layout.group_kinds
+        self.half = SchedulerHalf(
+            self.identity, [GroupFacts(kind, self.shape.layout.block_tokens) for kind in kinds]
+        )
+        kind = Memory.DRAM if device == "cpu" else Memory.VRAM
+        index = self.bytes.device.index or 0
+        placement = dataclasses.replace(
+            self.shape.placement(0, blocks, self.bytes.data_ptr()), device_id=index
+        )
+        cache = RankCache(
+            self.shape.layout,
+            placement,
+            (MemoryRegion(self.bytes.data_ptr(), self.bytes.numel(), index, kind),),
+            lambda ranges: None,
+            Scratch(
+                MemoryRegion(self.scratch.data_ptr(), SCRATCH_BYTES, index, kind), self.scratch
+            ),
+        )
+        settings = RankSettings(
+            name, role, LEASE_SECONDS, DEFAULT_POLL_INTERVAL_SECONDS, RENEW_INTERVAL_SECONDS,
+            Timeouts(), step_wait_seconds=DEFAULT_STEP_WAIT_SECONDS,
+            prefill_peers=parse_names(meets),
+        )  # fmt: skip
+        agent = NixlAgent(name, progress_thread=role == "producer")
+        ready = (lambda: torch.cuda.set_device(device)) if device != "cpu" else (lambda: None)
+        self.worker = WorkerHalf(cache, agent, Client(), settings, ready)
+
+    def publish(self) -> Server:
+        responder = Responder(self.identity.engine_id)
+        responder.publish(
+            Hello(
+                self.identity.engine_id, "0.1.0", "0.32.0", "producer", 1, LEASE_SECONDS,
+                self.shape.layout.to_dict(), (self.worker.hello(),),
+            )
+        )  # fmt: skip
+        return Server(HOST, self.identity.port, responder.answer)
+
+    def step(self) -> frozenset[str]:
+        """One step; requests whose load ended in it."""
+        self.worker.absorb(self.half.build_orders())
+        self.worker.start_loads()
+        results, reasons = self.worker.poll()
+        if results.failed:
+            raise SystemExit(f"a load failed: {reasons}")
+        self.half.on_results(results.sent, results.received, results.failed, reasons)
+        return results.received
+
+    def prefill(self, request_id: str) -> Any:
+        self.half.on_new_request(RequestFacts(request_id, TOKENS, self.prompt, dict(TO_PREFILL)))
+        blocks = self.shape.blocks(TOKENS).groups
+        _, answer = self.half.on_finished(request_id, TOKENS - 1, blocks)
+        self.step()
+        return answer
+
+    def load(self, request_id: str, params: Any) -> float:
+        """Seconds from arrival until the load is reported."""
+        began = time.perf_counter()
+        self.half.on_new_request(RequestFacts(request_id, TOKENS, self.prompt, params))
+        tokens = self.half.external_tokens(request_id, 0)
+        self.half.on_allocated(request_id, self.shape.blocks(TOKENS).groups, tokens)
+        while request_id not in self.step():
+            pass
+        seconds = time.perf_counter() - began
+        self.half.on_finished(request_id, None, ())
+        self.step()
+        return seconds
+
+    def wait_until_met(self) -> float:
+        began = time.perf_counter()
+        self.worker.warmed_up()
+        while not self.worker.peers().get("ready"):
+            if time.perf_counter() - began > WAIT_SECONDS:
+                raise SystemExit("P was not met")
+            time.sleep(0.001)
+        return time.perf_counter() - began
+
+
+def producer(device: str, pipe: Any) -> None:
+    """P's process: a prefill for each request id it is sent."""
+    engine = Engine("producer", device, free_port())
+    server = engine.publish()
+    pipe.send(engine.identity.port)
+    while request_id := pipe.recv():
+        pipe.send(engine.prefill(request_id))
+    server.close()
+    os._exit(0)
+
+
+def pair(context: Any, devices: tuple[str, str], ahead: bool) -> tuple[float, float, float]:
+    """A fresh pair: seconds of the first request, of a later one, and until P was met."""
+    ours, theirs = context.Pipe()
+    process = context.Process(target=producer, args=(devices[1], theirs))
+    process.start()
+    port = ours.recv()
+    decode = Engine("consumer", devices[0], 0, (f"{HOST}:{port}",) if ahead else ())
+    met = decode.wait_until_met() if ahead else 0.0
+    seconds = []
+    for number in range(1 + LATER_REQUESTS):
+        ours.send(f"p-{number}")
+        seconds.append(decode.load(f"d-{number}", ours.recv()))
+    decode.worker.close()
+    ours.send("")
+    process.join()
+    return seconds[0], statistics.median(seconds[1:]), met
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--repeats", type=int, default=5, help="fresh pairs per row")
+    options = parser.parse_args()
+    devices = ("cpu", "cpu") if options.device == "cpu" else ("cuda:0", "cuda:1")
+    context = multiprocessing.get_context("spawn")
+    print(f"{options.device}, {os.cpu_count()} cores, medians of {options.repeats} fresh pairs")
+    print(
+        f"{'first request':30} {'first ms':>9} {'later ms':>9} {'ratio':>7} {'worst':>7} "
+        f"{'ahead ms':>9}"
+    )
+    for title, ahead in (("meets P by its parameters", False), ("finds P met ahead", True)):
+        rows = [pair(context, devices, ahead) for _ in range(options.repeats)]
+        ratios = [first / later for first, later, _ in rows]
+        first, later, met = (statistics.median(column) * 1e3 for column in zip(*rows, strict=True))
+        print(
+            f"{title:30} {first:9.2f} {later:9.2f} {statistics.median(ratios):7.2f} "
+            f"{max(ratios):7.2f} {met:9.1f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
