@@ -6,8 +6,8 @@ Both halves of the connector, the real agents and the real side channel, in two 
 engine. Nemotron-3-Nano's layers at TP 1 (on a CPU with a 16th of its state, or the copy would hide
 the rest). Each repeat is a fresh pair. Per row:
 
-    first ms    from the arrival of a pair's first request at D until its load is reported; handshake
-                and wake-up of the link are in it where the request pays for them; tight polls
+    first ms    from the arrival of a pair's first request at D until its load is reported, tight
+                polls; handshake and wake-up of the link are in it where the request pays for them
     later ms    median of further requests of the same pair
     ratio       first / later, the median of the pairs'
     worst       the largest ratio

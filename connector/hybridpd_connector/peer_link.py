@@ -17,6 +17,7 @@ from hybridpd_connector.handshake import Asker, Hello, RankHello, describe, fetc
 from hybridpd_connector.lease_board import BoardReader, BoardView
 from hybridpd_connector.link_probe import ProbeTarget
 from hybridpd_connector.link_watch import LinkEnd, LinkWatch, Met
+from hybridpd_connector.notifications import Renew, encode
 from hybridpd_connector.peer_uses import PeerUses
 from hybridpd_connector.peers import Address
 from hybridpd_connector.read_tables import row_array
@@ -138,6 +139,7 @@ class LinkBuilder:
                 for rank in plan.sources
             )
             sums = self._link_sums(hello, plan, peers, undo)
+            self._greet(peers)
             met = self._meet(hello, address, placements, sources)
             undo.pop_all()
         logger.info("ready to read from %s (ranks %s)", describe(hello), plan.sources)
@@ -166,6 +168,13 @@ class LinkBuilder:
         peer = self.uses.add(metadata)
         undo.callback(self.uses.let_go, peer)
         return peer
+
+    def _greet(self, peers: Sequence[str]) -> None:
+        """The first message to a rank connects to it, which takes milliseconds: not later, on the
+        engine's thread. It renews nothing, and leaves while the link is woken up."""
+        message = encode(Renew(self._local.engine_id, ()))
+        for peer in peers:
+            self._agent.send_notification(peer, message)
 
     def _meet(
         self,

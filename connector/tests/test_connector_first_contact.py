@@ -7,6 +7,8 @@ import pytest
 from connector_engines import HYBRID, ONE_GROUP, World
 from test_connector_two_engines import all_free, loaded, prefilled
 
+from hybridpd_connector.notifications import Renew, decode_all
+
 
 @pytest.fixture
 def world():
@@ -108,3 +110,14 @@ def test_a_first_request_is_a_sign_that_the_engine_has_warmed_up(world):
     d.add("d1", tokens, answer)
     loaded(world, d, "d1")
     world.until(lambda: "" in world.asked, d)
+
+
+def test_a_handshake_speaks_to_every_rank_of_p_before_the_engine_has_to(world):
+    """The first message connects; later it would do so on D's engine thread."""
+    p = world.engine("p", "producer", model=ONE_GROUP, tp_size=4)
+    d = decode(world, model=ONE_GROUP, tp_size=2)
+    world.until(lambda: met(d), d)
+    for rank in p.ranks:
+        received = decode_all(rank._agent.take_notifications())
+        assert received.messages == (Renew("d", ()),) * 2
+        assert received.errors == ()
