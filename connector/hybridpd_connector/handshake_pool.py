@@ -9,6 +9,9 @@ from typing import Generic, NamedTuple, TypeVar
 from hybridpd_connector.errors import RefusedError, SideChannelError, VersionError
 from hybridpd_connector.handshake_queue import HandshakeQueue, Turn
 
+MAX_SEARCHES = 16
+"""How often per step the line is searched for somebody to give way: hundreds of loads may ask."""
+
 V = TypeVar("V")
 A = TypeVar("A", bound=tuple[str, int])
 
@@ -34,6 +37,7 @@ class HandshakePool(Generic[V, A]):
         self.queue: HandshakeQueue[A] = HandshakeQueue(strangers=workers - workers // 4)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="hybridpd-handshake")
         self._ended: queue.SimpleQueue[Ended[V]] = queue.SimpleQueue()
+        self._searches = 0
         self.running = 0
 
     def start(self, engine_id: str, address: A, attempt: int) -> None:
@@ -44,14 +48,18 @@ class HandshakePool(Generic[V, A]):
     def make_room(self, engine_id: str, address: A) -> None:
         """When too many wait, let the last in line fail for one that comes before it. Its place is
         free after ``take_ended``."""
-        if self.running < self._limit:
+        if self.running < self._limit or self._searches >= MAX_SEARCHES:
             return
+        if not self.queue.may_come_first(engine_id, address):
+            return
+        self._searches += 1
         turn = self.queue.give_way(engine_id, address)
         if turn is not None:
             error = SideChannelError("handshake", "a turn", f"{self.running} others")
             self._ended.put(Ended(turn.engine_id, turn.attempt, None, error))
 
     def take_ended(self) -> list[Ended[V]]:
+        self._searches = 0
         ended: list[Ended[V]] = []
         while not self._ended.empty():
             self.running -= 1

@@ -106,6 +106,11 @@ class HandshakeQueue(Generic[A]):
                 self._requests.pop(turn.engine_id, None)
                 _remember(self._answered, turn.address, None)
 
+    def may_come_first(self, engine_id: str, address: A) -> bool:
+        """Worth asking ``give_way``? Not for one that a single request has named."""
+        with self._lock:
+            return self._requests.get(engine_id, 0) > 1 or self._known(address)
+
     def give_way(self, engine_id: str, address: A) -> Turn[A] | None:
         """Too many wait: the last in line is taken out when this engine comes before it."""
         with self._lock:

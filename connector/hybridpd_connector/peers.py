@@ -266,8 +266,9 @@ class PeerManager(Generic[V]):
 
     def want(self, engine_id: str, address: Address, now: float) -> Verdict[V]:
         """See ``PeerBook.want``; a due handshake is started on the pool."""
-        self._pool.make_room(engine_id, address)
         verdict = self._book.want(engine_id, address, now, self._pool.running)
+        if verdict.state is PeerState.BACKING_OFF:
+            self._pool.make_room(engine_id, address)
         if verdict.attempt is not None:
             self._pool.start(engine_id, address, verdict.attempt)
         return verdict

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from hybridpd_connector.errors import SideChannelError
+from hybridpd_connector.handshake_pool import MAX_SEARCHES
 from hybridpd_connector.handshake_queue import MAX_FAILURES, MAX_REMEMBERED, HandshakeQueue
 from hybridpd_connector.peers import Address, PeerLimits, PeerManager, PeerState
 
@@ -111,6 +112,21 @@ def test_the_last_in_line_gives_way_to_who_comes_before_it(turns):
     turns.count_request("c")
     assert turns.give_way("c", "c").engine_id == "b"
     assert turns.give_way("a", "a") is None
+
+
+def test_the_line_is_not_searched_for_every_made_up_engine(manager, monkeypatch):
+    """Hundreds of loads ask in every step; a search looks at hundreds."""
+    searches = []
+    monkeypatch.setattr(
+        HandshakeQueue, "give_way", lambda turns, engine_id, address: searches.append(engine_id)
+    )
+    for requests in (1, 2):
+        for index in range(100):
+            want(manager, f"more{index}", f"10.8.0.{index}")
+        assert len(searches) <= MAX_SEARCHES * (requests - 1)
+    manager.collect(0.0)
+    want(manager, "more0", "10.8.0.0")
+    assert len(searches) == MAX_SEARCHES + 1
 
 
 def test_what_is_remembered_is_bounded(turns):
