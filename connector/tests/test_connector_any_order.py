@@ -13,7 +13,7 @@ SEEDS = 24
 MOVES = 120
 BLOCKS = 60
 ROOM = 20
-PAUSES_SECONDS = (0.5, 3.0, 10.0, LEASE_SECONDS + 1.0)
+PAUSES_SECONDS = (0.5, 3.0, 10.0, LEASE_SECONDS + 1.0, 61.0)  # the last: longer than a read
 
 
 class Play:
