@@ -30,6 +30,9 @@ ANNOTATION_RENDERED: Final = f"{GROUP}/rendered"
 #: The images a revision was started with; a new default of the operator waits for the next one.
 ANNOTATION_CONNECTOR_IMAGE: Final = f"{GROUP}/connector-image"
 ANNOTATION_ENGINE_IMAGE: Final = f"{GROUP}/engine-image"
+#: On a revision whose decode engines are told where its prefill engines are. Older ones have a
+#: connector image that does not know the setting and would refuse to start with it.
+ANNOTATION_PREFILL_PEERS: Final = f"{GROUP}/prefill-peers"
 
 ENGINE_CONTAINER: Final = "engine"
 CONNECTOR_CONTAINER: Final = "connector"

@@ -42,7 +42,7 @@ def make_plan(service: Service, observed: Observed, images: Images, *, may_start
     )
     if decision.phase is Phase.BLOCKED:
         return Plan(revision, decision)
-    context = Context(service, revision, decision.serving, _pinned(images, revision, owned))
+    context = _context(service, revision, decision, images, owned)
     objects = render(context, with_revision=decision.start)
     wanted = {Ref(one["kind"], one["metadata"]["name"]) for one in objects}
     removals = tuple(
@@ -74,14 +74,23 @@ def _goes(child: Child, wanted: set[Ref], revision: str, decision: Decision) -> 
     )
 
 
-def _pinned(images: Images, revision: str, children: Iterable[Child]) -> Images:
-    """The images ``revision`` began with, where the spec leaves them to the operator."""
+def _context(
+    service: Service,
+    revision: str,
+    decision: Decision,
+    images: Images,
+    children: Iterable[Child],
+) -> Context:
+    """A revision keeps what it began with: the images that the spec leaves to the operator, and
+    no setting that its connector image does not know."""
     for child in children:
         if child.ref.kind == STATEFULSET.name and child.revision == revision:
             began_with = child.annotations
-            return replace(
+            pinned = replace(
                 images,
                 engine=began_with.get(names.ANNOTATION_ENGINE_IMAGE, images.engine),
                 connector=began_with.get(names.ANNOTATION_CONNECTOR_IMAGE, images.connector),
             )
-    return images
+            tells_peers = names.ANNOTATION_PREFILL_PEERS in began_with
+            return Context(service, revision, decision.serving, pinned, tells_peers)
+    return Context(service, revision, decision.serving, images)

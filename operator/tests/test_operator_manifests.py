@@ -15,7 +15,7 @@ from operator_world import context, resource
 
 from hybridpd_operator import manifests, names
 from hybridpd_operator.kinds import Manifest
-from hybridpd_operator.manifests import engine_env, engine_pod, router
+from hybridpd_operator.manifests import engine_command, engine_env, engine_pod, router, services
 from hybridpd_operator.plan import render
 from hybridpd_operator.reserved_args import (
     GEOMETRY_FLAGS,
@@ -150,6 +150,21 @@ def test_the_transfer_config_names_our_connector(role: str, kv_role: str) -> Non
     assert config["kv_connector_extra_config"]["checksum"] == "all"
     assert config["kv_connector_extra_config"]["require_fast_link"] is True
     assert "engine_id" not in config, "a fixed id would make a restarted engine look like the old"
+
+
+def test_decode_engines_are_told_the_prefill_engines_of_their_own_revision() -> None:
+    extra = {
+        role: engine_command.transfer_config(context(FULL), role)["kv_connector_extra_config"]
+        for role in names.ENGINE_ROLES
+    }
+    headless = services.headless(context(FULL), names.PREFILL)
+    (port,) = [one["port"] for one in headless["spec"]["ports"] if one["name"] == "nixl"]
+    assert extra[names.DECODE]["prefill_peers"] == [f"{headless['metadata']['name']}:{port}"]
+    assert "prefill_peers" not in extra[names.PREFILL]
+    revision = context(FULL).revision
+    assert headless["spec"]["selector"][names.LABEL_REVISION] == revision
+    assert headless["metadata"]["name"].endswith(revision)
+    assert headless["spec"]["publishNotReadyAddresses"] is True
 
 
 def test_both_roles_get_the_same_model_string_and_image() -> None:

@@ -33,6 +33,12 @@ def relabelled(manifest: Manifest, name: str, **labels: str) -> Manifest:
     }
 
 
+def without_annotation(manifest: Manifest, name: str) -> Manifest:
+    metadata = manifest["metadata"]
+    kept = {key: text for key, text in metadata["annotations"].items() if key != name}
+    return {**manifest, "metadata": {**metadata, "annotations": kept}}
+
+
 def object_of(kind: kinds.Kind) -> Manifest:
     return next(one for one in plan(seen()).objects if one["kind"] == kind.name)
 
@@ -111,6 +117,21 @@ def test_a_revision_keeps_the_images_it_began_with() -> None:
 
     assert image_of(begun, "StatefulSet") == image_of(later, "StatefulSet") == "engine:1"
     assert image_of(later, "Deployment") == "router:2", "a router keeps no state"
+
+
+def test_a_revision_that_began_before_a_setting_existed_never_gets_it() -> None:
+    """Its connector image, which it keeps, would refuse to start with a key it does not know."""
+
+    def told(one: Plan) -> list[bool]:
+        return ["prefill_peers" in str(obj) for obj in one.objects if obj["kind"] == "StatefulSet"]
+
+    begun = plan(seen())
+    older = [without_annotation(obj, names.ANNOTATION_PREFILL_PEERS) for obj in begun.objects]
+    assert told(begun) == told(plan(seen(*begun.objects))) == [False, True]
+    later = plan(seen(*older))
+    assert told(later) == [False, False]
+    assert later.revision == begun.revision
+    assert told(plan(seen(*later.objects))) == [False, False]
 
 
 def test_parts_of_the_desired_revision_stay_while_an_old_one_stops() -> None:

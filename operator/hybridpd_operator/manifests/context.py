@@ -14,13 +14,15 @@ from hybridpd_operator.spec_roles import Role
 class Context:
     """One service at one revision, with the images it uses.
 
-    ``serving`` is the revision whose router the stable Service selects.
+    ``serving`` is the revision whose router the stable Service selects. ``tells_peers``: do its
+    decode engines know a setting for where its prefill engines are?
     """
 
     service: Service
     revision: str
     serving: str
     images: Images
+    tells_peers: bool = True
 
     @property
     def spec(self) -> Spec:

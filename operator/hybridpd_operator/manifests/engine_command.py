@@ -45,9 +45,19 @@ def transfer_config(context: Context, role: str) -> dict[str, object]:
             "backends": list(connector.backends),
             **({"checksum": connector.checksum.lower()} if connector.checksum else {}),
             **_fast_link(connector.require_fast_link),
+            **_prefill_peers(context, role),
             **_key_file(context),
         },
     }
+
+
+def _prefill_peers(context: Context, role: str) -> dict[str, object]:
+    """Decode engines meet the prefill engines of their own revision before a request names them:
+    the headless Service has the addresses of its pods, and of no other revision's."""
+    if role != names.DECODE or not context.tells_peers:
+        return {}
+    service = names.revisioned(context.name, names.PREFILL, context.revision)
+    return {"prefill_peers": [f"{service}:{context.spec.connector.side_channel_port}"]}
 
 
 def _fast_link(required: bool | None) -> dict[str, object]:

@@ -27,7 +27,8 @@ def stable(context: Context) -> Manifest:
 
 
 def headless(context: Context, role: str) -> Manifest:
-    """DNS names of one role's pods at one revision, also of those that are not ready yet."""
+    """DNS names of one role's pods at one revision, also of those that are not ready yet: decode
+    engines meet a prefill engine while it warms up, and keep it while it drains."""
     name = names.revisioned(context.name, role, context.revision)
     labels = names.role_labels(context.name, role, context.revision)
     return {

@@ -14,13 +14,14 @@ def engines(context: Context, role: str) -> Manifest:
     a pod when it is replaced anyway; nothing restarts a loaded engine behind its users' backs.
     """
     name = names.revisioned(context.name, role, context.revision)
-    images = {
+    began_with = {
         names.ANNOTATION_ENGINE_IMAGE: context.engine_image,
         names.ANNOTATION_CONNECTOR_IMAGE: context.connector_image,
+        **({names.ANNOTATION_PREFILL_PEERS: "true"} if context.tells_peers else {}),
     }
     labels = names.role_labels(context.name, role, context.revision)
     return {
-        **child(context, kinds.STATEFULSET, name, labels, images),
+        **child(context, kinds.STATEFULSET, name, labels, began_with),
         "spec": {
             "replicas": context.role(role).replicas,
             "serviceName": name,
