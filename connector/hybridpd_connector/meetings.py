@@ -163,13 +163,13 @@ class Meetings:
             engine_id = "" if self._is_ours(said.engine_id) else said.engine_id
             self._rounds.answered(said.address, engine_id, now)
             return
-        self._rounds.silent(said.address, now)
-        # An engine that is not up yet is normal; one that will never do is not.
-        never = isinstance(error, VersionError | SideChannelKeyError) or (
+        # An engine that is not up yet is normal; one that says no is not.
+        refused = isinstance(error, VersionError | SideChannelKeyError) or (
             isinstance(error, RefusedError) and not error.retryable
         )
+        self._rounds.silent(said.address, now, refused=refused)
         self._tell(
-            logging.WARNING if never or not isinstance(error, ConnectorError) else logging.INFO,
+            logging.WARNING if refused or not isinstance(error, ConnectorError) else logging.INFO,
             (said.address, type(error)),
             "%s: nobody to meet at %s:%d yet: %s",
             FIELD, *said.address, error if isinstance(error, ConnectorError) else repr(error),

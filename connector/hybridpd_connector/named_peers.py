@@ -4,15 +4,15 @@
 headless Service). ``Rounds`` decides when a host is looked up and when an address is asked who
 lives there. It is pure: ``now`` is an argument, and whoever does the work tells what came of it.
 
-    address      looked up   answered   silent       its engine dropped   gone from the name
+    address      looked up   answered   silent, no   its engine dropped   gone from the name
     unknown      due         -          -            -                    -
     due          -           -          -            -                    forgotten
     asked        -           known      due, later   -                    forgotten
     known        -           known      due, later   due, later           forgotten, engine left
 
 A known address is asked again every ``check_seconds``: another engine may live there by then. A
-silent one is asked after a pause that doubles. What is told of a forgotten address changes nothing.
-A lookup that fails changes nothing either: a name server that is down takes no engine away.
+silent one is asked after a pause that doubles, one that said no after a long one. What is told of a
+forgotten address changes nothing. A lookup that fails changes nothing either: a name server that is down takes no engine away.
 """
 
 import dataclasses
@@ -75,13 +75,15 @@ def _parse(item: object) -> PeerName:
 @dataclasses.dataclass(frozen=True)
 class Pace:
     """Seconds between lookups of a name (pauses double while nothing new is found), and between
-    questions: ``check``: to an address whose engine is known; the others: to a silent one."""
+    questions: ``check``: to an address whose engine is known; ``refused``: to one that said no (it
+    has another key, or version); the others: to a silent one."""
 
     lookup_seconds: float = 5.0
     longest_lookup_seconds: float = 30.0
     check_seconds: float = 10.0
     first_pause_seconds: float = 1.0
     longest_pause_seconds: float = 8.0
+    refused_seconds: float = 30.0
     max_asked: int = 8
 
 
@@ -182,13 +184,16 @@ class Rounds:
         if before != engine_id:
             self._leave(before)
 
-    def silent(self, address: Address, now: float) -> None:
-        """No usable answer. A known engine stays known: one question may get lost."""
+    def silent(self, address: Address, now: float, *, refused: bool = False) -> None:
+        """No usable answer. A known engine stays known: one question may get lost. ``refused``:
+        there is somebody, and asking soon again would not help."""
         door = self._doors.get(address)
         if door is None:
             return
         door.asked = False
         self._pause(door, now)
+        if refused:
+            door.due_at = now + self._pace.refused_seconds
 
     def dropped(self, address: Address, now: float) -> None:
         """Nobody holds the link to the engine that answered there any more: ask who is there."""

@@ -126,6 +126,16 @@ def test_a_silent_address_is_asked_again_and_again_but_rarely():
     assert it.due(now + 10).addresses == (A,)
 
 
+def test_an_address_that_said_no_is_asked_again_much_later():
+    it = rounds()
+    it.due(0.0)
+    it.looked_up("p", [A.host], 0.0)
+    it.due(0.0)
+    it.silent(A, 1.0, refused=True)
+    assert it.due(30.9).addresses == ()
+    assert it.due(31.0).addresses == (A,)
+
+
 def test_a_known_engine_survives_one_lost_question():
     it = known(rounds(), A)
     assert it.due(10.0).addresses == (A,)
