@@ -12,7 +12,8 @@ lives there. It is pure: ``now`` is an argument, and whoever does the work tells
 
 A known address is asked again every ``check_seconds``: another engine may live there by then. A
 silent one is asked after a pause that doubles, one that said no after a long one. What is told of a
-forgotten address changes nothing. A lookup that fails changes nothing either: a name server that is down takes no engine away.
+forgotten address changes nothing. A lookup that fails changes nothing either: a name server that is
+down takes no engine away.
 """
 
 import dataclasses
