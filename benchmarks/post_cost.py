@@ -108,7 +108,7 @@ class Reader:
         return ReadRequest(tokens, blocks, blocks)
 
     def by_ranges(self, tokens: int, turn: int) -> Callable[[], Any]:
-        ranges = self.ranges.of(self.request(tokens, turn))
+        ranges = self.ranges.of(self.request(tokens, turn)).ranges
         return lambda: self.agent.post_ranges(self.local, self.remote, ranges)
 
     def by_ids(self, tokens: int, turn: int) -> Callable[[], Any]:

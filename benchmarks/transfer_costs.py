@@ -31,8 +31,8 @@ def ours(source: Shape, destination: Shape, tokens: int) -> tuple[int, int]:
     for rank in plan.sources:
         remote = source.placement(rank, source.blocks_needed(tokens) + 2, first=1 << 44)
         table = build_table(plan, rank, local, remote)
-        ranges = RequestRanges(table).of(request)
-        moved += int(ranges[:, 2].sum())
+        ranges, size = RequestRanges(table).of(request)
+        moved += size
         descriptors += len(ranges)
     return moved, descriptors
 

@@ -33,7 +33,8 @@ from hybridpd_connector.agent_api import (
     ReadTelemetry,
     Rows,
 )
-from hybridpd_connector.errors import AgentError, PeerLostError, StateError
+from hybridpd_connector.agent_call import AgentCall
+from hybridpd_connector.errors import AgentError, StateError
 
 _Handle = TypeVar("_Handle")
 
@@ -216,17 +217,17 @@ class NixlAgent:
 
     def post_ranges(self, local: PreparedList, remote: PreparedList, ranges: Ranges) -> PostedRead:
         here, there = _own(local, _NixlList), _own(remote, _NixlList)
-        table = np.asarray(ranges, dtype=np.uint64)
-        if table.ndim != 2 or table.shape[1] != 3 or not len(table):
-            raise AgentError("ranges", "N x 3 with N > 0", table.shape)
         with self._call(f"post a read from {there.peer}"):
             if here.released or there.released:
                 raise StateError("prepared list", "in use", "released")
-            ours, theirs = (
-                self._nixl.get_xfer_descs(_described(table, column, prepared), prepared.place[0])
-                for column, prepared in ((0, here), (1, there))
+            (kind, device), (their_kind, their_device) = here.place, there.place
+            ours, theirs = _described(ranges, device, their_device)
+            handle = self._nixl.initialize_xfer(
+                "READ",
+                self._nixl.get_xfer_descs(ours, kind),
+                self._nixl.get_xfer_descs(theirs, their_kind),
+                there.peer or self.name,
             )
-            handle = self._nixl.initialize_xfer("READ", ours, theirs, there.peer or self.name)
             return self._start(_NixlRead(handle, here, there))
 
     def _start(self, read: _NixlRead) -> PostedRead:
@@ -329,18 +330,8 @@ class NixlAgent:
         if not self._reads_of_peer[peer]:
             del self._reads_of_peer[peer]
 
-    @contextlib.contextmanager
-    def _call(self, what: str) -> Iterator[None]:
-        """One call into NIXL: under the lock, its exceptions translated here and nowhere else."""
-        with self._lock:
-            try:
-                yield
-            except (AgentError, StateError):
-                raise
-            except Exception as error:
-                lost = type(error).__name__ == "nixlRemoteDisconnectError"
-                kind = PeerLostError if lost else AgentError
-                raise kind(f"agent {self.name}", f"to {what}", str(error) or repr(error)) from error
+    def _call(self, what: str) -> AgentCall:
+        return AgentCall(self.name, self._lock, what)
 
 
 @contextlib.contextmanager
@@ -369,13 +360,24 @@ def _text(name: Any) -> str:
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
-def _described(table: Any, column: int, prepared: _NixlList) -> Any:
-    """(address, length, device) of one side of ``table``."""
-    described = np.empty((len(table), 3), dtype=np.uint64)
-    described[:, 0] = table[:, column]
-    described[:, 1] = table[:, 2]
-    described[:, 2] = prepared.place[1]
-    return described
+def _described(ranges: Ranges, device: int, their_device: int) -> tuple[Any, Any]:
+    """(address, length, device) of both sides: as tuples where ranges come as such, which are few,
+    else as arrays."""
+    if isinstance(ranges, Sequence):
+        if not ranges:
+            raise AgentError("ranges", "N x 3 with N > 0", "none")
+        return (
+            [(at, length, device) for at, _, length in ranges],
+            [(at, length, their_device) for _, at, length in ranges],
+        )
+    table = np.asarray(ranges, dtype=np.uint64)
+    if table.ndim != 2 or table.shape[1] != 3 or not len(table):
+        raise AgentError("ranges", "N x 3 with N > 0", table.shape)
+    described = np.empty((2, len(table), 3), dtype=np.uint64)
+    described[:, :, 0] = table[:, :2].T
+    described[:, :, 1] = table[:, 2]
+    described[0, :, 2], described[1, :, 2] = device, their_device
+    return described[0], described[1]
 
 
 def _int32(ids: Ids) -> Any:

@@ -38,7 +38,7 @@ Threads
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Memory(enum.Enum):
@@ -74,8 +74,7 @@ class Notification:
     payload: bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class ReadTelemetry:
+class ReadTelemetry(NamedTuple):
     """What the transfer library itself counted for one finished read.
 
     ``descriptors`` is after its own merging of neighbours. ``post_seconds`` was spent inside the

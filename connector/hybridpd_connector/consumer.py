@@ -276,8 +276,8 @@ class ConsumerRank:
         reads: list[SourceRead] = []
         try:
             for source in link.sources:
-                ranges = source.ranges.of(request)
-                loading.predicted_bytes += int(ranges[:, 2].sum())
+                ranges, size = source.ranges.of(request)
+                loading.predicted_bytes += size
                 loading.predicted_descriptors += len(ranges)
                 check = BoardCheck(source.board, remote.sequence)
                 reads.append(SourceRead(source.peer, source.local, source.remote, ranges, check))

@@ -101,7 +101,7 @@ def load(
         peer = reader.agent.add_peer(source.metadata)
         here = reader.agent.prepare(None, row_array(table.local_rows), Memory.DRAM)
         there = reader.agent.prepare(peer, row_array(table.remote_rows), Memory.DRAM)
-        read = reader.agent.post_ranges(here, there, RequestRanges(table).of(request))
+        read = reader.agent.post_ranges(here, there, RequestRanges(table).of(request).ranges)
         for _ in range(MAX_POLLS):
             state = reader.agent.poll(read)
             if state is not ReadState.PENDING:

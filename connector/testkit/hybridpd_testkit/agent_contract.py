@@ -10,7 +10,9 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hybridpd_connector.agent_api import (
@@ -164,7 +166,8 @@ class AgentContract:
         assert pair.finish(read) is ReadState.DONE
         assert pair.consumer.agent.telemetry(read).descriptors == 3
 
-    def test_ranges_move_exactly_what_they_name(self, pair: Pair) -> None:
+    @pytest.mark.parametrize("made", [list, np.array])
+    def test_ranges_move_exactly_what_they_name(self, pair: Pair, made: Any) -> None:
         """Each range is one descriptor, also when it ignores the pieces of the lists."""
         agent = pair.consumer.agent
         here = agent.prepare(None, pair.consumer.dense(), Memory.DRAM)
@@ -178,7 +181,7 @@ class AgentContract:
         for destination, source, size in ranges:
             at = destination - ours
             expected[at : at + size] = ctypes.string_at(source, size)
-        read = agent.post_ranges(here, there, ranges)
+        read = agent.post_ranges(here, there, made(ranges))
         assert pair.finish(read) is ReadState.DONE
         assert bytes(pair.consumer.memory) == expected
         counted = agent.telemetry(read)
@@ -187,7 +190,8 @@ class AgentContract:
         agent.release_list(here)
         agent.release_list(there)
 
-    def test_ranges_outside_registered_memory_are_refused(self, pair: Pair) -> None:
+    @pytest.mark.parametrize("made", [list, np.array])
+    def test_ranges_outside_registered_memory_are_refused(self, pair: Pair, made: Any) -> None:
         agent = pair.consumer.agent
         here = agent.prepare(None, pair.consumer.dense(), Memory.DRAM)
         there = agent.prepare(pair.peer, pair.producer.dense(), Memory.DRAM)
@@ -198,9 +202,10 @@ class AgentContract:
             [(ours, theirs + 1, size)],
             [(ours, theirs, 1), (ours, theirs - 1, 1)],
             [],
+            [(ours, theirs)],
         ):
             with pytest.raises(AgentError):
-                agent.post_ranges(here, there, ranges)
+                agent.post_ranges(here, there, made(ranges))
         agent.release_list(here)
         agent.release_list(there)
 
