@@ -85,6 +85,22 @@ def test_vllm_requests_two_samples_of_one_prompt(brief):
     assert brief.prefill.metrics().since(before).total("hybridpd_leases_expired_total") == 0
 
 
+def test_vllm_requests_are_measured_and_foreseen_in_the_same_form(pool):
+    """Histograms per request and rank, of both ranks of D."""
+    prefill, decode = pool.engines("nemotron-h", "p1", "e2")
+    before = decode.metrics()
+    for length in (40, 300):
+        Pair(prefill, decode).complete(random_prompt(length, 970), 2)
+    growth = decode.metrics().since(before)
+    for what in ("bytes", "descriptors"):
+        measured_name, foreseen_name = f"hybridpd_load_{what}", f"hybridpd_predicted_load_{what}"
+        assert growth.total(f"{measured_name}_count") == 4
+        for part in ("count", "sum", "bucket"):
+            measured_part = growth.total(f"{measured_name}_{part}")
+            assert measured_part == growth.total(f"{foreseen_name}_{part}") > 0
+        assert growth.total(f"{measured_name}_sum") == growth.total(f"hybridpd_read_{what}_total")
+
+
 def test_vllm_requests_state_is_gone_after_the_last_reader(nemotron):
     """A second use of the same parameters is refused: the blocks may hold another prompt now."""
     prompt, _ = two_prompts()
