@@ -29,7 +29,7 @@ except ImportError:  # vLLM before 0.32 does not split hits by source
 else:
     HIT_SOURCE = CacheHitSource.P2P
 
-from hybridpd_connector.metadata import RequestFacts, StepOrders
+from hybridpd_connector.metadata import NO_ORDERS, RequestFacts, StepOrders
 from hybridpd_connector.vllm_compat import check_engine
 from hybridpd_connector.vllm_metrics import HybridPromMetrics, HybridStats, stats_from
 
@@ -54,6 +54,9 @@ class ConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
     def __init__(self, orders: StepOrders) -> None:
         self.orders = orders
+
+
+NOTHING = ConnectorMetadata(NO_ORDERS)
 
 
 class RankReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
@@ -127,7 +130,7 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     # --- scheduler ----------------------------------------------------------------------------
 
     def on_new_request(self, request: Any) -> None:
-        if self._half.on_new_request(facts_of(request)):
+        if request.kv_transfer_params and self._half.on_new_request(facts_of(request)):
             drop_last_token(request)
 
     def get_num_new_matched_tokens(
@@ -148,7 +151,8 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         )
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        return ConnectorMetadata(self._half.build_orders())
+        orders = self._half.build_orders()
+        return NOTHING if orders is NO_ORDERS else ConnectorMetadata(orders)
 
     def update_connector_output(self, connector_output: Any) -> None:
         report = getattr(connector_output, "kv_connector_worker_meta", None)
@@ -289,20 +293,25 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 def facts_of(request: Any) -> RequestFacts:
     """What the scheduler half needs to know of a vLLM request."""
     embedded = getattr(request, "prompt_embeds", None) is not None
-    ids = None if embedded or request.prompt_token_ids is None else request.prompt_token_ids
-    items = getattr(request, "mm_features", None) or ()
     return RequestFacts(
         request_id=request.request_id,
         prompt_tokens=request.num_prompt_tokens,
-        token_ids=None if ids is None else tuple(ids),
+        token_ids=None if embedded else request.prompt_token_ids,
         params=request.kv_transfer_params,
         lora=request.lora_request.lora_name if request.lora_request else "",
-        multimodal=tuple(
-            f"{item.identifier}@{item.mm_position.offset}+{item.mm_position.length}"
-            for item in items
-        ),
+        multimodal=items_of(request),
         cache_salt=getattr(request, "cache_salt", None) or "",
         reads_cache=not request.get_skip_reading_prefix_cache(),
+    )
+
+
+def items_of(request: Any) -> tuple[str, ...]:
+    """Content hash and place of each multimodal item."""
+    items = getattr(request, "mm_features", None)
+    if not items:
+        return ()
+    return tuple(
+        f"{item.identifier}@{item.mm_position.offset}+{item.mm_position.length}" for item in items
     )
 
 

@@ -12,7 +12,7 @@ from hybridpd_connector.held_blocks import HeldBlocks
 from hybridpd_connector.metadata import GroupFacts, Interest, Load, Pin, RequestFacts, StepOrders
 from hybridpd_connector.request_blocks import Identity, facts_digest, transfer_blocks
 from hybridpd_connector.request_state import Decode, DecodeEvent, next_decode
-from hybridpd_connector.transfer_params import RemotePrefill, parse_decode
+from hybridpd_connector.transfer_params import RemotePrefill, parse_load
 from hybridpd_connector.transfers import ABORTED
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,10 @@ class _Decoded:
         return self.remote is not None and self.remote.tokens > 0
 
 
+def _refused(tokens: int, error: ParamsError) -> _Decoded:
+    return _Decoded(tokens, None, BAD_PARAMS, detail=str(error))
+
+
 class DecodeSide:
     """Requests whose prompt was prefilled by another engine."""
 
@@ -62,42 +66,36 @@ class DecodeSide:
         self._aborts: dict[str, None] = {}
         self._loads: list[Load] = []
         self._abandons: list[str] = []
+        self._queues = (self._loads, self._interests, self._leaves, self._aborts, self._abandons)
         self.held = HeldBlocks(identity.tp_size)
         self._stats = recorder
         self._failures = failures
 
     def arrive(self, facts: RequestFacts) -> None:
-        """A request arrives; from now on its lease is renewed."""
-        refusal, detail, remote = "", "", None
+        """A request that asks for a load arrives; from now on its lease is renewed."""
+        loads = facts.reads_cache and facts.token_ids is not None
+        tokens = facts.prompt_tokens - 1 if loads else 0
         try:
-            remote = parse_decode(facts.params, facts.prompt_tokens)
+            remote = parse_load(facts.params or {}, facts.prompt_tokens)
         except ParamsError as error:
-            refusal, detail = BAD_PARAMS, str(error)
-        if remote is None and not refusal:
+            self._requests[facts.request_id] = _refused(tokens, error)
             return
-        tokens = facts.prompt_tokens - 1
-        if not facts.reads_cache or facts.token_ids is None:
-            tokens = 0
-        elif not refusal:
-            refusal, detail = self._difference(facts, remote)
-        item = _Decoded(tokens, remote, refusal, detail=detail)
-        self._requests[facts.request_id] = item
-        if item.holds_lease and remote is not None:
+        refusal, detail = self._difference(facts, remote) if loads else ("", "")
+        self._requests[facts.request_id] = _Decoded(tokens, remote, refusal, detail=detail)
+        if remote.tokens > 0:
             if facts.request_id in self._leaves:
                 # An id that was aborted comes again: the ranks replace the earlier interest.
                 self._leaves.remove(facts.request_id)
             self._interests.append(Interest(facts.request_id, remote))
 
-    def refuse(self, facts: RequestFacts, detail: str = "") -> None:
+    def refuse(self, facts: RequestFacts, error: ParamsError) -> None:
         """A request whose role cannot be told: it fails the way a failed load does."""
-        self._requests[facts.request_id] = _Decoded(
-            facts.prompt_tokens - 1, None, BAD_PARAMS, detail=detail
-        )
+        self._requests[facts.request_id] = _refused(facts.prompt_tokens - 1, error)
 
-    def _difference(self, facts: RequestFacts, remote: RemotePrefill | None) -> tuple[str, str]:
+    def _difference(self, facts: RequestFacts, remote: RemotePrefill) -> tuple[str, str]:
         """(why this load must not happen, detail), empty when it may: a load belongs to its
         prompt."""
-        if not self._identity.consumes or remote is None:
+        if not self._identity.consumes:
             return WRONG_ROLE, f"kv_role makes it a {self._identity.role}"
         tokens = facts.prompt_tokens - 1
         if remote.tokens != tokens:
@@ -207,6 +205,10 @@ class DecodeSide:
         elif before is Decode.LOADING:
             self._aborts[request_id] = None
 
+    @property
+    def has_orders(self) -> bool:
+        return any(self._queues)
+
     def take_orders(self, step: int, pins: tuple[Pin, ...]) -> StepOrders:
         orders = StepOrders(
             step=step,
@@ -217,7 +219,7 @@ class DecodeSide:
             loads=tuple(self._loads),
             abandons=tuple(self._abandons),
         )
-        for queue in (self._interests, self._leaves, self._aborts, self._loads, self._abandons):
+        for queue in self._queues:
             queue.clear()
         return orders
 

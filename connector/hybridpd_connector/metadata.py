@@ -5,7 +5,8 @@ metadata more than once; a step that is seen again is ignored as a whole.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hybridpd_connector.transfer_params import RemotePrefill
 
@@ -23,8 +24,7 @@ class GroupFacts:
     scratch_blocks: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Pin:
+class Pin(NamedTuple):
     """P: the prefill of ``request_id`` ended and its blocks wait for a reader.
 
     ``tokens`` and ``block_ids`` (per transferable group) say what to sum; empty when no checksums
@@ -37,16 +37,14 @@ class Pin:
     block_ids: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Interest:
+class Interest(NamedTuple):
     """D: ``request_id`` has arrived and will want the state at ``remote``: renew its lease."""
 
     request_id: str
     remote: RemotePrefill
 
 
-@dataclasses.dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """D: blocks are allocated, read the state of ``request_id`` now.
 
     ``block_ids``: per transferable group, logical ids; attention blocks behind the last token are
@@ -61,8 +59,7 @@ class Load:
     refusal: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class StepOrders:
+class StepOrders(NamedTuple):
     """Orders of one step, in the order they must be carried out: fields from top to bottom.
 
     ``leaves``: D requests that need their prefill no longer and have nothing in flight.
@@ -79,8 +76,11 @@ class StepOrders:
     abandons: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class TransferResults:
+NO_ORDERS = StepOrders(step=0)
+"""Of most steps, which begin and end no transfer: nothing to number, to build or to carry out."""
+
+
+class TransferResults(NamedTuple):
     """What a rank reports: request ids. Every failed one is also in ``received``."""
 
     sent: frozenset[str] = frozenset()
@@ -88,8 +88,7 @@ class TransferResults:
     failed: frozenset[str] = frozenset()
 
 
-@dataclasses.dataclass(frozen=True)
-class LateReads:
+class LateReads(NamedTuple):
     """What a rank says of loads whose read outlasts its deadline (see ``held_blocks``).
 
     ``late``: it is in flight and its time is over. ``landed``: of an abandoned load nothing is in
@@ -100,18 +99,18 @@ class LateReads:
     landed: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class RequestFacts:
+class RequestFacts(NamedTuple):
     """What the connector needs to know of one vLLM request.
 
-    ``token_ids`` is None for prompts given as embeddings. ``multimodal``: content hash and place
-    of each item. ``reads_cache`` is False when vLLM itself will ignore any cached prefix (prompt
-    log-probabilities). ``params`` is the request's ``kv_transfer_params``, unchecked.
+    ``token_ids`` is vLLM's own list, not to be kept; None for prompts given as embeddings.
+    ``multimodal``: content hash and place of each item. ``reads_cache`` is False when vLLM itself
+    will ignore any cached prefix (prompt log-probabilities). ``params`` is the request's
+    ``kv_transfer_params``, unchecked.
     """
 
     request_id: str
     prompt_tokens: int
-    token_ids: tuple[int, ...] | None
+    token_ids: Sequence[int] | None
     params: Mapping[str, object] | None
     lora: str = ""
     multimodal: tuple[str, ...] = ()

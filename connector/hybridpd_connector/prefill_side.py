@@ -121,6 +121,10 @@ class PrefillSide:
         if parent:
             self._answers.pop((parent, item.digest), None)
 
+    @property
+    def has_pins(self) -> bool:
+        return bool(self._pins)
+
     def take_pins(self) -> tuple[Pin, ...]:
         pins = tuple(self._pins)
         self._pins.clear()

@@ -40,6 +40,8 @@ class Identity:
 
 def parent_of(request_id: str) -> str | None:
     """Id of the request that ``request_id`` is one of n samples of; None for others."""
+    if not request_id[:1].isdigit():
+        return None
     child = _CHILD.fullmatch(request_id)
     return child[1] if child else None
 
@@ -50,10 +52,10 @@ def state_block(block_ids: Sequence[int], scratch_blocks: int) -> int:
     Mode "none" ``[m]``, speculation ``[m, s, s]``, mode "align" ``[0, ..., 0, m, s]``: the last
     one before the speculative slots.
     """
-    bearing = block_ids[: max(1, len(block_ids) - scratch_blocks)]
-    if not bearing or bearing[-1] <= 0:
+    bearing = block_ids[max(1, len(block_ids) - scratch_blocks) - 1] if block_ids else 0
+    if bearing <= 0:
         raise StateError("state block", "a block id above 0", list(block_ids)[-4:])
-    return bearing[-1]
+    return bearing
 
 
 def transfer_blocks(
@@ -78,7 +80,7 @@ def transfer_blocks(
             continue
         needed = -(-tokens // facts.block_tokens)
         kept = tuple(ids if spare else ids[:needed])
-        if len(kept) < needed or any(block <= 0 for block in kept):
+        if len(kept) < needed or (kept and min(kept) <= 0):
             raise StateError("attention blocks", f"{needed} ids above 0", len(ids))
         chosen.append(kept)
     return tuple(chosen)
@@ -87,7 +89,8 @@ def transfer_blocks(
 def facts_digest(facts: RequestFacts, tokens: int) -> str:
     """Digest of the first ``tokens`` tokens of a prompt and all else its state depends on."""
     return prompt_digest(
-        (facts.token_ids or ())[:tokens],
+        facts.token_ids or (),
+        tokens,
         lora=facts.lora,
         multimodal=facts.multimodal,
         cache_salt=facts.cache_salt,

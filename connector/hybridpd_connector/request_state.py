@@ -30,7 +30,13 @@ from types import MappingProxyType
 from hybridpd_connector.errors import StateError
 
 
-class Decode(enum.Enum):
+class _Key(enum.Enum):
+    """Its members are one of a kind: the quick hash will do, and every move looks them up."""
+
+    __hash__ = object.__hash__
+
+
+class Decode(_Key):
     """Where a request of the decode side stands."""
 
     WAITING = "waiting"
@@ -42,7 +48,7 @@ class Decode(enum.Enum):
     GONE = "gone"
 
 
-class DecodeEvent(enum.Enum):
+class DecodeEvent(_Key):
     """What can happen to it."""
 
     LOAD = "load"
@@ -52,7 +58,7 @@ class DecodeEvent(enum.Enum):
     FINISH = "finish"
 
 
-class Prefill(enum.Enum):
+class Prefill(_Key):
     """Where a request of the prefill side stands."""
 
     PREFILLING = "prefilling"
@@ -60,7 +66,7 @@ class Prefill(enum.Enum):
     GONE = "gone"
 
 
-class PrefillEvent(enum.Enum):
+class PrefillEvent(_Key):
     """What can happen to it."""
 
     PIN = "pin"

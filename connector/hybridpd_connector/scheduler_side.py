@@ -17,10 +17,10 @@ from hybridpd_connector import stats
 from hybridpd_connector.decode_side import DecodeSide
 from hybridpd_connector.errors import ParamsError
 from hybridpd_connector.failure_log import FailureLog
-from hybridpd_connector.metadata import GroupFacts, RequestFacts, StepOrders
+from hybridpd_connector.metadata import NO_ORDERS, GroupFacts, RequestFacts, StepOrders
 from hybridpd_connector.prefill_side import Answer, PrefillSide
 from hybridpd_connector.request_blocks import Identity
-from hybridpd_connector.transfer_params import wants_prefill
+from hybridpd_connector.transfer_params import roles_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +42,13 @@ class SchedulerHalf:
         if not facts.params:
             return False
         try:
-            prefill = wants_prefill(facts.params)
+            prefill, load = roles_of(facts.params)
         except ParamsError as error:
-            self.decode.refuse(facts, str(error))
+            self.decode.refuse(facts, error)
             return False
-        if not prefill:
+        if load:
             self.decode.arrive(facts)
+        if not prefill:
             return False
         if not self.identity.produces:
             logger.warning(
@@ -74,6 +75,9 @@ class SchedulerHalf:
             self.decode.allocated(request_id, block_ids, external_tokens, cached_tokens)
 
     def build_orders(self) -> StepOrders:
+        """The orders of this step; ``NO_ORDERS``, which has no number, when there are none."""
+        if not (self.prefill.has_pins or self.decode.has_orders):
+            return NO_ORDERS
         self._step += 1
         return self.decode.take_orders(self._step, self.prefill.take_pins())
 

@@ -6,18 +6,20 @@ vllm-router and the llm-d sidecar relay verbatim; ours are under ``hybridpd``.
 
     router -> P   {"do_remote_decode": true, "do_remote_prefill": false, ...: null}
     P -> D        {"do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": ...,
-                   "hybridpd": {"v": 1, "tokens": N-1, "digest": hex, "lease_seconds": s,
+                   "hybridpd": {"v": 2, "tokens": N-1, "digest": hex, "lease_seconds": s,
                                 "sequence": n, "seal": hex}}
 """
 
-import dataclasses
+import functools
+import itertools
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 from hybridpd_connector.errors import ParamsError
 
-VERSION = 1
+VERSION = 2
+"""2: the digest is of ids in four bytes each. 1: in eight."""
 MAX_TEXT = 512
 MAX_GROUPS = 64
 MAX_BLOCKS = 1 << 20
@@ -31,11 +33,12 @@ MAX_SEQUENCE = (1 << 53) - 1
 
 _HOST = re.compile(r"[A-Za-z0-9_.:%\-]{1,253}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_LISTS = (list, tuple)
+_INT_ONLY = frozenset((int,))
 _HINT = "the router must pass kv_transfer_params of the prefill answer on unchanged"
 
 
-@dataclasses.dataclass(frozen=True)
-class RemotePrefill:
+class RemotePrefill(NamedTuple):
     """Where the state of a prompt lies: P's answer to a prefill, D's order to load.
 
     ``block_ids``: per KV-cache group of P, logical block ids. ``tokens``: N-1, the tokens whose
@@ -56,25 +59,50 @@ class RemotePrefill:
     seal: str = ""
 
 
-def wants_prefill(params: object) -> bool:
-    """Is this a prefill whose state another engine will fetch (we are P)?
+def roles_of(params: object) -> tuple[bool, bool]:
+    """(a prefill whose state another engine will fetch, a load from one): we are P, or D.
 
     ``ParamsError`` when the flags are not booleans, or both roles are asked for at once.
     """
-    return _flags(params)[0]
+    if params is None:
+        return False, False
+    if not _is_object(params):
+        raise ParamsError("kv_transfer_params", "an object", type(params).__name__, _HINT)
+    decode, prefill = params.get("do_remote_decode"), params.get("do_remote_prefill")
+    for key, value in (("do_remote_decode", decode), ("do_remote_prefill", prefill)):
+        if value is not None and not isinstance(value, bool):
+            raise ParamsError(f"kv_transfer_params.{key}", "true, false or null", value, _HINT)
+    if decode and prefill:
+        raise ParamsError(
+            "kv_transfer_params",
+            "do_remote_decode or do_remote_prefill",
+            "both",
+            "a request is prefilled for another engine or loaded from one, never both",
+        )
+    return bool(decode), bool(prefill)
+
+
+def wants_prefill(params: object) -> bool:
+    """Is this a prefill whose state another engine will fetch? Errors as in ``roles_of``."""
+    return roles_of(params)[0]
 
 
 def parse_decode(params: object, prompt_tokens: int = MAX_TOKENS) -> RemotePrefill | None:
-    """The load that D is asked to do; None when none is asked for.
+    """The load that D is asked to do; None when none is asked for. See ``parse_load``."""
+    if not roles_of(params)[1] or not _is_object(params):
+        return None
+    return parse_load(params, prompt_tokens)
+
+
+def parse_load(params: Mapping[Any, Any], prompt_tokens: int = MAX_TOKENS) -> RemotePrefill:
+    """The load that D is asked to do.
 
     ``prompt_tokens``: of the request here. A block holds a token or more, so the engine's thread
     looks at no more ids than that, or at ``FEW_BLOCKS``: what is for another prompt has a refusal
     of its own.
     """
-    if not _flags(params)[1] or not isinstance(params, Mapping):
-        return None
     ours = params.get("hybridpd")
-    if not isinstance(ours, Mapping):
+    if not _is_object(ours):
         raise ParamsError("kv_transfer_params.hybridpd", "an object", ours, _HINT)
     version = _integer(ours, "v", 1, MAX_TEXT, "hybridpd.")
     if version != VERSION:
@@ -104,7 +132,32 @@ def parse_decode(params: object, prompt_tokens: int = MAX_TOKENS) -> RemotePrefi
 
 def answer(prefill: RemotePrefill) -> dict[str, Any]:
     """P's answer as JSON-able values. What it builds, ``parse_decode`` accepts or this raises."""
-    params: dict[str, Any] = {
+    params = _document(prefill)
+    _check_engine(
+        prefill.engine_id, prefill.host, prefill.port, prefill.tp_size, prefill.lease_seconds
+    )
+    ours = params["hybridpd"]
+    tokens = _integer(ours, "tokens", 0, MAX_TOKENS, "hybridpd.")
+    _text(params, "remote_request_id")
+    _block_ids(params, "remote_block_ids", tokens)
+    _digest(ours, "digest")
+    _integer(ours, "sequence", 1, MAX_SEQUENCE, "hybridpd.")
+    _digest(ours, "seal")
+    return params
+
+
+@functools.lru_cache(maxsize=8, typed=True)
+def _check_engine(engine_id: str, host: str, port: int, tp_size: int, lease_seconds: int) -> None:
+    """What is the same in all answers of an engine is parsed once."""
+    any_digest = "0" * 64
+    sample = RemotePrefill(
+        engine_id, "r", host, port, ((1,),), tp_size, 1, any_digest, lease_seconds, 1, any_digest
+    )
+    parse_decode(_document(sample))
+
+
+def _document(prefill: RemotePrefill) -> dict[str, Any]:
+    return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
         "remote_engine_id": prefill.engine_id,
@@ -122,35 +175,11 @@ def answer(prefill: RemotePrefill) -> dict[str, Any]:
             "seal": prefill.seal,
         },
     }
-    parse_decode(params)
-    return params
 
 
-def _flags(params: object) -> tuple[bool, bool]:
-    """(do_remote_decode, do_remote_prefill): the two keys that decide the role."""
-    if params is None:
-        return False, False
-    if not isinstance(params, Mapping):
-        raise ParamsError("kv_transfer_params", "an object", type(params).__name__, _HINT)
-    decode = _flag(params, "do_remote_decode")
-    prefill = _flag(params, "do_remote_prefill")
-    if decode and prefill:
-        raise ParamsError(
-            "kv_transfer_params",
-            "do_remote_decode or do_remote_prefill",
-            "both",
-            "a request is prefilled for another engine or loaded from one, never both",
-        )
-    return decode, prefill
-
-
-def _flag(params: Mapping[Any, Any], key: str) -> bool:
-    value = params.get(key)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise ParamsError(f"kv_transfer_params.{key}", "true, false or null", value, _HINT)
-    return value
+def _is_object(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    # What JSON gives is told at once: asking an abstract class takes several times longer.
+    return type(value) is dict or isinstance(value, Mapping)
 
 
 def _text(params: Mapping[Any, Any], key: str) -> str:
@@ -179,7 +208,7 @@ def _digest(params: Mapping[Any, Any], key: str) -> str:
 def _integer(params: Mapping[Any, Any], key: str, low: int, high: int, prefix: str = "") -> int:
     value = params.get(key)
     # bool is an int in Python: true is not a port.
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+    if type(value) is not int or not low <= value <= high:
         raise ParamsError(
             f"kv_transfer_params.{prefix}{key}", f"an integer from {low} to {high}", value, _HINT
         )
@@ -189,23 +218,35 @@ def _integer(params: Mapping[Any, Any], key: str, low: int, high: int, prefix: s
 def _block_ids(params: Mapping[Any, Any], key: str, tokens: int) -> tuple[tuple[int, ...], ...]:
     field = f"kv_transfer_params.{key}"
     value = params.get(key)
-    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_GROUPS:
+    if not isinstance(value, _LISTS) or not 1 <= len(value) <= MAX_GROUPS:
         raise ParamsError(field, f"1 to {MAX_GROUPS} lists, one per KV-cache group", value, _HINT)
+    most = max(1, tokens)
     total = 0
-    groups: list[tuple[int, ...]] = []
     for index, group in enumerate(value):
-        if not isinstance(group, list | tuple):
+        if not isinstance(group, _LISTS):
             raise ParamsError(f"{field}[{index}]", "a list of block ids", group, _HINT)
-        if len(group) > max(1, tokens):
-            expected = f"at most {max(1, tokens)} block ids for so many tokens"
-            raise ParamsError(f"{field}[{index}]", expected, len(group), _HINT)
         total += len(group)
+        if len(group) > most:
+            expected = f"at most {most} block ids for so many tokens"
+            raise ParamsError(f"{field}[{index}]", expected, len(group), _HINT)
         if total > MAX_BLOCKS:
             raise ParamsError(field, f"at most {MAX_BLOCKS} block ids", total, _HINT)
-        for block_id in group:
-            if type(block_id) is not int or not 0 <= block_id <= MAX_BLOCK_ID:
-                raise ParamsError(
-                    f"{field}[{index}]", f"block ids from 0 to {MAX_BLOCK_ID}", block_id, _HINT
-                )
-        groups.append(tuple(group))
-    return tuple(groups)
+    if not _are_block_ids(list(itertools.chain.from_iterable(value))):
+        index, block_id = next(
+            (index, block_id)
+            for index, group in enumerate(value)
+            for block_id in group
+            if not _are_block_ids([block_id])
+        )
+        raise ParamsError(
+            f"{field}[{index}]", f"block ids from 0 to {MAX_BLOCK_ID}", block_id, _HINT
+        )
+    return tuple(map(tuple, value))
+
+
+def _are_block_ids(ids: list[Any]) -> bool:
+    """All at once: a long prompt has thousands, and the engine's thread waits."""
+    if not ids:
+        return True
+    # bool is an int in Python, and 1.0 may be compared with one.
+    return _INT_ONLY.issuperset(map(type, ids)) and min(ids) >= 0 and max(ids) <= MAX_BLOCK_ID

@@ -256,8 +256,8 @@ class Engine:
         facts = RequestFacts(request_id, len(token_ids), tuple(token_ids), params, **more)
         request = self.requests[request_id] = Request(facts)
         if self.half.on_new_request(facts):
-            request.facts = dataclasses.replace(
-                facts, prompt_tokens=len(token_ids) - 1, token_ids=tuple(token_ids[:-1])
+            request.facts = facts._replace(
+                prompt_tokens=len(token_ids) - 1, token_ids=tuple(token_ids[:-1])
             )
         return request
 

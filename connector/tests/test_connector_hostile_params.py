@@ -3,7 +3,6 @@
 Left out: damaged parameters (``test_connector_two_engines``), and decoders (the fuzz tests).
 """
 
-import dataclasses
 import itertools
 import threading
 import time
@@ -36,10 +35,8 @@ def wants_of(d):
 
 def made_up(answer, number, **changes):
     """Parameters that fit the prompt of ``answer``, for an engine that does not exist."""
-    offer = dataclasses.replace(
-        parse_decode(answer), engine_id=f"made-up-{number}", host=f"10.9.{number}", **changes
-    )
-    return make_answer(offer)
+    name, host = f"made-up-{number}", f"10.9.{number}"
+    return make_answer(parse_decode(answer)._replace(engine_id=name, host=host, **changes))
 
 
 @pytest.mark.parametrize("shaken", [True, False], ids=["ready", "not-met"])
@@ -52,7 +49,7 @@ def test_a_forged_offer_does_not_release_the_prefill_of_another(world, shaken):
         d.add("first", other, more)
         loaded(world, d, "first")
         d.end("first")
-    forged = make_answer(dataclasses.replace(parse_decode(answer), tokens=9, seal=BAD_SEAL))
+    forged = make_answer(parse_decode(answer)._replace(tokens=9, seal=BAD_SEAL))
     d.add("thief", prompt(12), forged)
     if not shaken:
         d.end("thief")
@@ -76,7 +73,7 @@ def test_a_sequence_that_was_guessed_does_not_use_up_the_offer(world):
     d = world.engine("d", "consumer")
     tokens, answer, made = prefilled(p, 40)
     offer = parse_decode(answer)
-    forged = dataclasses.replace(offer, block_ids=((1,),) * len(offer.block_ids), seal=BAD_SEAL)
+    forged = offer._replace(block_ids=((1,),) * len(offer.block_ids), seal=BAD_SEAL)
     d.add("thief", tokens, make_answer(forged))
     loaded(world, d, "thief")
     assert d.reasons == {"thief": "changed_params"}
@@ -205,7 +202,7 @@ def test_a_wrong_address_or_name_disturbs_nobody_else(world, first, change):
     p = world.engine("p", "producer")
     d = world.engine("d", "consumer")
     tokens, answer, made = prefilled(p, 40)
-    thief = make_answer(dataclasses.replace(parse_decode(answer), seal=BAD_SEAL, **change))
+    thief = make_answer(parse_decode(answer)._replace(seal=BAD_SEAL, **change))
     for request_id in (first, "owner" if first == "thief" else "thief"):
         d.add(request_id, tokens, thief if request_id == "thief" else answer)
         d.schedule(request_id)

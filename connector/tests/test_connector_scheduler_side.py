@@ -5,7 +5,7 @@ from connector_engines import TO_PREFILL
 
 from hybridpd_connector import stats
 from hybridpd_connector.errors import StateError
-from hybridpd_connector.metadata import GroupFacts, RequestFacts
+from hybridpd_connector.metadata import NO_ORDERS, GroupFacts, RequestFacts
 from hybridpd_connector.request_blocks import (
     Identity,
     parent_of,
@@ -146,9 +146,22 @@ def test_orders_are_given_once_and_numbered():
     decoder = half()
     decoder.on_new_request(facts("d", answer_of(half())))
     first, second = decoder.build_orders(), decoder.build_orders()
-    assert (first.step, second.step) == (1, 2)
-    assert len(first.interests) == 1
-    assert second.interests == ()
+    assert (first.step, len(first.interests)) == (1, 1)
+    assert second is NO_ORDERS
+    decoder.on_finished("d", None, ())
+    third = decoder.build_orders()
+    assert (third.step, third.interests, third.leaves) == (2, (), ("d",))
+    assert decoder.build_orders() is NO_ORDERS
+
+
+def test_no_orders_are_older_than_any_order():
+    assert NO_ORDERS.step == 0
+    assert not any(NO_ORDERS[1:])
+    prefiller = half()
+    answer_of(prefiller)
+    orders = prefiller.build_orders()
+    assert (orders.step, len(orders.pins)) == (1, 1)
+    assert prefiller.build_orders() is NO_ORDERS
 
 
 def test_blocks_that_cannot_take_the_state_refuse_the_load():

@@ -1,7 +1,5 @@
 """Seals: the same offer has the same seal, any other one another."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,16 +40,16 @@ def test_the_value_is_part_of_the_wire_format():
     ids=str,
 )
 def test_any_change_breaks_the_seal(change):
-    assert not is_sealed(KEY, dataclasses.replace(sealed(KEY, OFFER), **change))
+    assert not is_sealed(KEY, sealed(KEY, OFFER)._replace(**change))
 
 
 @pytest.mark.parametrize("change", [{"host": "mesh.local"}, {"port": 1}], ids=str)
 def test_whom_to_ask_may_be_rewritten(change):
-    assert is_sealed(KEY, dataclasses.replace(sealed(KEY, OFFER), **change))
+    assert is_sealed(KEY, sealed(KEY, OFFER)._replace(**change))
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=4))
 def test_other_blocks_have_another_seal(groups):
     blocks = tuple(map(tuple, groups))
-    other = dataclasses.replace(OFFER, block_ids=blocks)
+    other = OFFER._replace(block_ids=blocks)
     assert (seal_of(KEY, other) == seal_of(KEY, OFFER)) == (blocks == OFFER.block_ids)

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import dataclasses
 import json
 
 import pytest
@@ -52,6 +51,28 @@ def changed(key, value):
     else:
         holder[name] = value
     return params
+
+
+def written(offer):
+    """An answer as JSON-able values, whatever is in it."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": offer.engine_id,
+        "remote_request_id": offer.request_id,
+        "remote_host": offer.host,
+        "remote_port": offer.port,
+        "remote_block_ids": [list(group) for group in offer.block_ids],
+        "tp_size": offer.tp_size,
+        "hybridpd": {
+            "v": transfer_params.VERSION,
+            "tokens": offer.tokens,
+            "digest": offer.digest,
+            "lease_seconds": offer.lease_seconds,
+            "sequence": offer.sequence,
+            "seal": offer.seal,
+        },
+    }
 
 
 MISSING = object()
@@ -146,7 +167,8 @@ HOSTILE = [
     ("remote_engine_id", "x" * 10**6),
     ("remote_engine_id", "line\nbreak"),
     ("remote_request_id", "\x00"),
-    ("hybridpd.v", 2),
+    ("hybridpd.v", 1),
+    ("hybridpd.v", 3),
     ("hybridpd.tokens", -1),
     ("hybridpd.tokens", 10**400),
     ("hybridpd.digest", "0" * 63),
@@ -189,7 +211,75 @@ def test_the_number_of_blocks_is_bounded(monkeypatch):
 
 def test_what_we_would_refuse_we_do_not_answer():
     with pytest.raises(ParamsError):
-        answer(dataclasses.replace(PREFILL, sequence=0))
+        answer(PREFILL._replace(sequence=0))
+
+
+offers = st.builds(
+    RemotePrefill,
+    engine_id=st.sampled_from(["engine-1", "", "line\nbreak"]),
+    request_id=st.sampled_from(["cmpl-1", "r" * 512, "r" * 513, "", "\x00"]),
+    host=st.sampled_from(["10.0.0.7", "a b"]),
+    port=st.sampled_from([5600, 0, True]),
+    block_ids=st.lists(
+        st.lists(st.sampled_from([0, 7, 2**31 - 1, 2**31, -1, True, 1.0, None]), max_size=3).map(
+            tuple
+        ),
+        max_size=3,
+    ).map(tuple),
+    tp_size=st.sampled_from([1, 0]),
+    tokens=st.sampled_from([0, 1, 2, 511, -1]),
+    digest=st.sampled_from(["0" * 64, "0" * 63]),
+    lease_seconds=st.sampled_from([30, 0]),
+    sequence=st.sampled_from([1, 2**53 - 1, 2**53]),
+    seal=st.sampled_from(["f" * 64, ""]),
+)
+right_offers = st.builds(
+    RemotePrefill,
+    engine_id=st.just("engine-1"),
+    request_id=st.text("abc-", min_size=1),
+    host=st.just("10.0.0.7"),
+    port=st.integers(1, 65535),
+    block_ids=st.lists(
+        st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple), min_size=1, max_size=4
+    ).map(tuple),
+    tp_size=st.integers(1, 8),
+    tokens=st.integers(4, 4096),
+    digest=st.just("0" * 64),
+    lease_seconds=st.integers(1, 60),
+    sequence=st.integers(1, 2**53 - 1),
+    seal=st.just("f" * 64),
+)
+
+
+@given(offers | right_offers)
+def test_what_is_answered_is_what_would_be_parsed(offer):
+    try:
+        expected = parse_decode(written(offer))
+    except ParamsError:
+        with pytest.raises(ParamsError):
+            answer(offer)
+    else:
+        assert expected == offer
+        assert answer(offer) == written(offer)
+
+
+@given(right_offers)
+def test_what_is_right_is_answered(offer):
+    assert parse_decode(answer(offer)) == offer
+
+
+@given(st.lists(st.lists(st.integers(-1, 2**31) | st.sampled_from([True, 1.0, None, "1"]))))
+def test_block_ids_are_integers_in_their_range(groups):
+    right = 1 <= len(groups) <= MAX_GROUPS and all(
+        type(block) is int and 0 <= block < 2**31 for group in groups for block in group
+    )
+    try:
+        parsed = parse_decode(changed("remote_block_ids", groups))
+    except ParamsError:
+        assert not right
+    else:
+        assert right
+        assert parsed.block_ids == tuple(map(tuple, groups))
 
 
 json_values = st.recursive(

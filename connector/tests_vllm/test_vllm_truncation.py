@@ -17,7 +17,7 @@ def test_vllm_truncation_leaves_the_clients_list_alone():
     parameters = SamplingParams(max_tokens=9)
     children = [Request(f"{index}_r", prompt, parameters, None) for index in range(2)]
     for child in children:
-        assert facts_of(child).token_ids == tuple(PROMPT)
+        assert list(facts_of(child).token_ids) == PROMPT
         drop_last_token(child)
         assert child.prompt_token_ids == list(child.all_token_ids) == PROMPT[:-1]
         assert (child.num_prompt_tokens, child.num_tokens, child.max_tokens) == (3, 3, 1)
