@@ -4,8 +4,9 @@ Both connectors' methods are called in the order in which vLLM calls them, on ma
 published model (TP 1), with a transfer agent that does nothing: what is left is the Python of the
 scheduler and worker sides. vLLM's scheduler and worker objects are made without their constructors,
 which want a running engine (see `intree.py`). Told is CPU time of the calling thread, in
-microseconds per request, with 1 to 256 requests in flight at once, and what one step costs while so
-many reads are in flight. Medians of the rounds.
+microseconds per request, with 1 to 256 requests in flight at once, what one step costs while so
+many reads are in flight, and last, what a step without any transfer costs, scheduler and worker
+together. Medians of the rounds.
 
     python benchmarks/connector_cpu.py [--prompt 2000]
 """
@@ -27,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.tp_mapping import TPMapping
 
+import idle_steps
 from hybridpd_connector.agent_api import MemoryRegion, Notification, ReadState
 from hybridpd_connector.connector import HybridNixlConnector
 from hybridpd_connector.consumer import Timeouts
@@ -169,6 +171,7 @@ class Theirs:
         made._remote_agents = {"p": {(0, 0): "peer"}}
         made._engine_by_address = {("10.0.0.1", 5600): "p"}
         made._ready_requests, made._failed_recv_reqs = queue.Queue(), queue.Queue()
+        made._invalid_block_ids = queue.Queue()
         made._recving_transfers = collections.defaultdict(list)
         made._handshake_lock, made._handshake_futures = threading.RLock(), {}
         made.consumer_notification_counts_by_req = collections.Counter()
@@ -357,6 +360,14 @@ def main() -> None:
             mine, his = per_round(own, what), per_round(other, what)
             ratio = f"{mine / his:8.2f}" if his else "       -"
             print(f"{what:<42}{count:>10}{mine:>10.1f}{his:>10.1f}{ratio}", flush=True)
+    for name, engine, halves, role in (
+        ("P", ours.p, (theirs.p, theirs.p_worker), "kv_producer"),
+        ("D", ours.d, (theirs.d, theirs.d_worker), "kv_consumer"),
+    ):
+        mine = idle_steps.microseconds(*idle_steps.ours_of(engine))
+        his = idle_steps.microseconds(*idle_steps.theirs_of(*halves, role))
+        what = f"{name}, a step without transfers"
+        print(f"{what:<42}{0:>10}{mine:>10.1f}{his:>10.1f}{mine / his:8.2f}", flush=True)
     for connector in (ours.p, ours.d):
         connector._worker.close()
 

@@ -70,24 +70,18 @@ class Ended(NamedTuple):
     notes: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclasses.dataclass
-class _Readers:
-    """D ranks that have released, per engine: engine -> (tp size, ranks)."""
-
-    engines: dict[str, tuple[int, set[int]]] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Lease:
+    """``readers``: D ranks that have released, per engine: engine -> (tp size, ranks)."""
+
     sequence: int
     deadline: float
     pinned_at: float
-    readers: _Readers = dataclasses.field(default_factory=_Readers)
+    readers: dict[str, tuple[int, set[int]]] = dataclasses.field(default_factory=dict)
     seen_engines: set[str] = dataclasses.field(default_factory=set)
 
 
-@dataclasses.dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     """What is remembered of an ended lease."""
 
     sequence: int
@@ -136,10 +130,14 @@ class ProducerLeases:
         deadline = now + self._lease_seconds
         self._held[p_request] = _Lease(sequence, deadline, now)
         self._earliest_deadline = min(self._earliest_deadline, deadline)
-        early = self._early.pop(p_request, [])
+        early = self._early.pop(p_request, ())
         self._early_releases -= len(early)
         for release in early:
             self._on_release(release)
+
+    def quiet(self, now: float) -> bool:
+        """Would a tick without messages end nothing, and have nothing to say?"""
+        return now < self._earliest_deadline and not (self._released or self._problems)
 
     def tick(self, messages: Iterable[Message], now: float) -> Ended:
         """Apply what has arrived, then expire; returns what ended since the last tick."""
@@ -174,9 +172,7 @@ class ProducerLeases:
         self._note_engine(lease, release.d_engine)
         if release.d_engine not in lease.seen_engines:
             return
-        tp_size, ranks = lease.readers.engines.setdefault(
-            release.d_engine, (release.d_tp_size, set())
-        )
+        tp_size, ranks = lease.readers.setdefault(release.d_engine, (release.d_tp_size, set()))
         if tp_size != release.d_tp_size:
             self._problems[TP_SIZE_CHANGED] += 1
             return

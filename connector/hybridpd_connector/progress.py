@@ -43,10 +43,8 @@ class Pump:
         """
         with contextlib.suppress(ConnectorError):
             self._look()
-        taken = []
-        while self._arrived:
-            taken.append(self._arrived.popleft())
-        return taken
+        # Only the left end is taken here, and only here; the thread adds at the right one.
+        return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
     def close(self) -> None:
         """Stop the thread. Idempotent; what has arrived can still be taken."""

@@ -337,7 +337,7 @@ class Stats:
 
 def is_empty(data: Mapping[str, Any]) -> bool:
     """Has nothing happened? Gauges alone do count: a gauge that fell to 0 must be seen."""
-    return not any(data.get(part) for part in _PARTS)
+    return not any(map(data.get, _PARTS))
 
 
 def aggregate(data: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hybridpd_connector import stats
@@ -118,6 +119,9 @@ class Ticker:
             logger.exception("%s: tick failed, going on", threading.current_thread().name)
 
 
+_NOTHING_ENDED: tuple[frozenset[str], Mapping[str, str]] = frozenset(), MappingProxyType({})
+
+
 class ProducerRank:
     """One P rank: the leases of its prefills, and the progress that readers need of it."""
 
@@ -141,10 +145,13 @@ class ProducerRank:
             if self.sums is not None:
                 self.sums.state(pin.sequence, pin.tokens, pin.block_ids)
 
-    def poll(self, now: float) -> tuple[frozenset[str], dict[str, str]]:
+    def poll(self, now: float) -> tuple[frozenset[str], Mapping[str, str]]:
         """(requests whose lease ended, reasons of those that expired). Notifications count before
         anything expires."""
-        received = decode_all(self._pump.take())
+        arrived = self._pump.take()
+        if not arrived and self._leases.quiet(now):
+            return _NOTHING_ENDED
+        received = decode_all(arrived)
         if received.errors:
             count, first = len(received.errors), received.errors[0]
             logger.warning("%d messages from readers ignored; the first: %s", count, first)
@@ -300,7 +307,7 @@ class WorkerHalf:
     def poll(self) -> tuple[TransferResults, dict[str, str]]:
         """What ended since the last call, and why loads failed and leases expired. One pass."""
         now = self._clock()
-        sent, expired = frozenset[str](), dict[str, str]()
+        sent, expired = _NOTHING_ENDED
         reasons, self._refused = self._refused, {}
         received = frozenset(reasons)
         if self._producer is not None:

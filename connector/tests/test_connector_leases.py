@@ -191,8 +191,11 @@ def test_every_pin_ends_exactly_once_whatever_arrives(events):
             messages = [release(name, latest.get(name, 1), engine, "r", rest[1], 2)]
         else:
             now += rest[0]
+        quiet = not messages and leases.quiet(now)
         ended = leases.tick(messages, now)
+        assert not (quiet and any(ended)), "a tick that may be left out has something to say"
         reported += ended.released + ended.expired
+    assert leases.quiet(now + LEASE) == (not leases.held)
     reported += leases.tick([], now + LEASE).expired
     assert sorted(reported) == sorted(pinned)
     assert sorted(board.ended) == list(range(1, sequence + 1))
