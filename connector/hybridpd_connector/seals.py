@@ -22,18 +22,19 @@ def seal_of(key: bytes, prefill: RemotePrefill) -> str:
 
     Every part is written after its length: no two different offers give the same bytes.
     """
-    parts: list[bytes] = []
-    for text in (prefill.engine_id, prefill.request_id, prefill.digest):
-        raw = text.encode("utf-8", "surrogatepass")
-        parts += (len(raw).to_bytes(8, "little"), raw)
+    engine = prefill.engine_id.encode("utf-8", "surrogatepass")
+    request = prefill.request_id.encode("utf-8", "surrogatepass")
+    digest = prefill.digest.encode("utf-8", "surrogatepass")
     numbers = [prefill.tp_size, prefill.tokens, prefill.lease_seconds, prefill.sequence]
     numbers.append(len(prefill.block_ids))
     for group in prefill.block_ids:
         numbers.append(len(group))
         numbers += group
-    parts.append(struct.pack(f"<{len(numbers)}q", *numbers))
+    e, r, d = len(engine), len(request), len(digest)
+    form = f"<q{e}sq{r}sq{d}s{len(numbers)}q"
+    offered = struct.pack(form, e, engine, r, request, d, digest, *numbers)
     state = _keyed(key).copy()
-    state.update(b"".join(parts))
+    state.update(offered)
     return state.hexdigest()
 
 

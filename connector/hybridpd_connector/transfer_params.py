@@ -11,9 +11,8 @@ vllm-router and the llm-d sidecar relay verbatim; ours are under ``hybridpd``.
 """
 
 import functools
-import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from hybridpd_connector.errors import ParamsError
@@ -35,6 +34,7 @@ _HOST = re.compile(r"[A-Za-z0-9_.:%\-]{1,253}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LISTS = (list, tuple)
 _INT_ONLY = frozenset((int,))
+_MANY = 64
 _HINT = "the router must pass kv_transfer_params of the prefill answer on unchanged"
 
 
@@ -222,6 +222,7 @@ def _block_ids(params: Mapping[Any, Any], key: str, tokens: int) -> tuple[tuple[
         raise ParamsError(field, f"1 to {MAX_GROUPS} lists, one per KV-cache group", value, _HINT)
     most = max(1, tokens)
     total = 0
+    groups: list[tuple[int, ...]] = []
     for index, group in enumerate(value):
         if not isinstance(group, _LISTS):
             raise ParamsError(f"{field}[{index}]", "a list of block ids", group, _HINT)
@@ -231,22 +232,17 @@ def _block_ids(params: Mapping[Any, Any], key: str, tokens: int) -> tuple[tuple[
             raise ParamsError(f"{field}[{index}]", expected, len(group), _HINT)
         if total > MAX_BLOCKS:
             raise ParamsError(field, f"at most {MAX_BLOCKS} block ids", total, _HINT)
-    if not _are_block_ids(list(itertools.chain.from_iterable(value))):
-        index, block_id = next(
-            (index, block_id)
-            for index, group in enumerate(value)
-            for block_id in group
-            if not _are_block_ids([block_id])
-        )
-        raise ParamsError(
-            f"{field}[{index}]", f"block ids from 0 to {MAX_BLOCK_ID}", block_id, _HINT
-        )
-    return tuple(map(tuple, value))
+        for block_id in group if len(group) < _MANY else _unlikely(group):
+            # bool is an int in Python, and 1.0 may be compared with one.
+            if type(block_id) is not int or not 0 <= block_id <= MAX_BLOCK_ID:
+                raise ParamsError(
+                    f"{field}[{index}]", f"block ids from 0 to {MAX_BLOCK_ID}", block_id, _HINT
+                )
+        groups.append(tuple(group))
+    return tuple(groups)
 
 
-def _are_block_ids(ids: list[Any]) -> bool:
-    """All at once: a long prompt has thousands, and the engine's thread waits."""
-    if not ids:
-        return True
-    # bool is an int in Python, and 1.0 may be compared with one.
-    return _INT_ONLY.issuperset(map(type, ids)) and min(ids) >= 0 and max(ids) <= MAX_BLOCK_ID
+def _unlikely(ids: Sequence[Any]) -> Sequence[Any]:
+    """Those to be looked at one by one: none when all are right, which is told at once."""
+    right = _INT_ONLY.issuperset(map(type, ids)) and min(ids) >= 0 and max(ids) <= MAX_BLOCK_ID
+    return () if right else ids

@@ -282,6 +282,19 @@ def test_block_ids_are_integers_in_their_range(groups):
         assert parsed.block_ids == tuple(map(tuple, groups))
 
 
+@given(st.integers(0, 100), st.sampled_from([-1, 2**31, True, 1.0, None, "1", 0, 2**31 - 1]))
+def test_one_among_many_block_ids_counts(place, value):
+    ids = list(range(1, 101))
+    ids.insert(place, value)
+    right = type(value) is int and 0 <= value < 2**31
+    params = changed("remote_block_ids", [[1], ids])
+    if right:
+        assert parse_decode(params).block_ids == ((1,), tuple(ids))
+    else:
+        with pytest.raises(ParamsError, match=r"remote_block_ids\[1\]: expected block ids"):
+            parse_decode(params)
+
+
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)),
     lambda inner: st.one_of(
