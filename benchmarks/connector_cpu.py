@@ -6,7 +6,8 @@ scheduler and worker sides. vLLM's scheduler and worker objects are made without
 which want a running engine (see `intree.py`). Told is CPU time of the calling thread, in
 microseconds per request, with 1 to 256 requests in flight at once, what one step costs while so
 many reads are in flight, and last, what a step without any transfer costs, scheduler and worker
-together. Medians of the rounds.
+together. Medians of the rounds. "cold": the CPU's caches were swept before each call, as by the
+model's work between two requests.
 
     python benchmarks/connector_cpu.py [--prompt 2000]
 """
@@ -46,6 +47,7 @@ from stand_ins import Agent, Blocks, Nixl, Request
 IN_FLIGHT = (1, 16, 64, 256)
 ROUNDS = 15
 BLOCKS = 4096
+SWEPT_BYTES = 48 << 20
 NEVER = 3600.0
 
 
@@ -198,11 +200,13 @@ class Theirs:
 class Meter:
     """CPU microseconds of the calling thread, by what was done."""
 
-    def __init__(self) -> None:
+    def __init__(self, cold: bool = False) -> None:
         self.spent: dict[str, list[float]] = collections.defaultdict(list)
+        self._swept = bytearray(SWEPT_BYTES) if cold else b""
 
     def run(self, what: str, share: int, action: Callable[[], Any]) -> Any:
         """Run ``action``; its time is divided by ``share``."""
+        bytes(self._swept)
         begun = time.thread_time()
         result = action()
         self.spent[what].append(1e6 * (time.thread_time() - begun) / share)
@@ -350,8 +354,8 @@ def main() -> None:
     print(f"{options.model}, TP 1, prompt of {options.prompt} tokens; CPU us per request")
     print(f"{'':<42}{'in flight':>10}{'ours':>10}{'in-tree':>10}{'ratio':>8}")
     serial = 0
-    for count in IN_FLIGHT:
-        own, other = Meter(), Meter()
+    for count, cold in (*((count, False) for count in IN_FLIGHT), (1, True)):
+        own, other = Meter(cold), Meter(cold)
         for _ in range(ROUNDS):
             serial += 1
             round_of_ours(ours, own, count, prompt, serial)
@@ -359,7 +363,8 @@ def main() -> None:
         for what in own.spent:
             mine, his = per_round(own, what), per_round(other, what)
             ratio = f"{mine / his:8.2f}" if his else "       -"
-            print(f"{what:<42}{count:>10}{mine:>10.1f}{his:>10.1f}{ratio}", flush=True)
+            label = f"cold {count}" if cold else count
+            print(f"{what:<42}{label:>10}{mine:>10.1f}{his:>10.1f}{ratio}", flush=True)
     for name, engine, halves, role in (
         ("P", ours.p, (theirs.p, theirs.p_worker), "kv_producer"),
         ("D", ours.d, (theirs.d, theirs.d_worker), "kv_consumer"),
