@@ -224,6 +224,11 @@ class ConsumerRank:
             self._wants.give_up(*self._refusals.get_nowait())
 
     @property
+    def loading(self) -> bool:
+        """Is any load not reported yet?"""
+        return bool(self._loading)
+
+    @property
     def reading(self) -> bool:
         """Is any read in flight?"""
         with self._lock:

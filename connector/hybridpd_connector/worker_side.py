@@ -185,6 +185,7 @@ class WorkerHalf:
         self._step_wait_seconds = settings.step_wait_seconds
         self._refused: dict[str, str] = {}
         self._peers: dict[str, int] = {}
+        self._told_peers = self._peers
         agent.register(cache.regions)
         self._producer: ProducerRank | None = None
         self._consumer: ConsumerRank | None = None
@@ -295,12 +296,14 @@ class WorkerHalf:
             self._consumer.start(self._clock())
 
     def renew(self) -> None:
-        """Send the renewals that are due. The ticker's work; harmless at any other time."""
+        """Send the renewals that are due, and count the peers for ``take_stats``. The ticker's
+        work; harmless at any other time."""
         if self._consumer is not None:
             self._consumer.renew(self._clock())
             if self._meetings is not None:
                 self._meetings.tick(self._clock())
                 self._consumer.attend(self._meetings, self._clock())
+            self._peers = self._consumer.gauges()
         if self._links is not None:
             self._links.tick()
 
@@ -313,7 +316,8 @@ class WorkerHalf:
         if self._producer is not None:
             sent, expired = self._producer.poll(now)
         if self._consumer is not None:
-            self._consumer.start(now)
+            if self._consumer.loading:
+                self._consumer.start(now)
             received, reasons = self._consumer.report(self._look(self._consumer, now))
         return TransferResults(sent, received, frozenset(reasons)), {**expired, **reasons}
 
@@ -335,11 +339,10 @@ class WorkerHalf:
 
     def take_stats(self) -> dict[str, Any] | None:
         """``Stats`` data since the last call; None when nothing has happened."""
-        if self._consumer is not None:
-            peers = self.peers()
-            if peers != self._peers:
-                self._peers = peers
-                self._stats.set_peers(peers)
+        if self._peers is not self._told_peers:
+            if self._peers != self._told_peers:
+                self._stats.set_peers(self._peers)
+            self._told_peers = self._peers
         if self._links is not None:
             self._stats.set_links(self._links.take_changes())
         return None if self._stats.is_empty() else self._stats.take()

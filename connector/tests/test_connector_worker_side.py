@@ -88,6 +88,24 @@ def test_without_a_wait_a_step_looks_once(world):
     assert step_of_load(world, polls=4, wait=0.0) > 0
 
 
+def test_peers_are_counted_by_the_ticker_and_told_once(world):
+    """Not by the engine's thread, in every step."""
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    rank = d.ranks[0]
+    rank.renew()
+    before = rank.take_stats()["peers"]
+    assert not any(before.values())
+    tokens, answer, _ = prefilled(p, 40)
+    d.add("r", tokens, answer)
+    d.schedule("r")
+    world.until(lambda: rank.peers()["ready"])
+    rank.renew()
+    assert rank.take_stats()["peers"] == {**before, "ready": 1}
+    rank.renew()
+    assert not (rank.take_stats() or {"peers": {}})["peers"]
+
+
 def test_a_step_that_is_shown_twice_counts_once(world):
     d = world.engine("d", "producer")
     load = Load("r", (), 0, "other_prompt")
