@@ -339,10 +339,10 @@ class WorkerHalf:
 
     def take_stats(self) -> dict[str, Any] | None:
         """``Stats`` data since the last call; None when nothing has happened."""
-        if self._peers is not self._told_peers:
-            if self._peers != self._told_peers:
-                self._stats.set_peers(self._peers)
-            self._told_peers = self._peers
+        peers = self._peers  # the ticker may set it meanwhile
+        if peers != self._told_peers:
+            self._told_peers = peers
+            self._stats.set_peers(peers)
         if self._links is not None:
             self._stats.set_links(self._links.take_changes())
         return None if self._stats.is_empty() else self._stats.take()
