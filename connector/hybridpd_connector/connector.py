@@ -261,7 +261,7 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         """What this half has counted since the last call."""
         half = self._worker or self._side
         data = half.take_stats()
-        return None if data is None else stats_from(data)
+        return None if data is None else HybridStats(data)
 
     def shutdown(self) -> None:
         if self._worker is not None:
