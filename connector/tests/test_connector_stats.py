@@ -25,7 +25,11 @@ def test_taking_starts_over():
     assert not recorder.is_empty()
     taken = recorder.take()
     assert recorder.is_empty()
+    recorder.count(stats.LOADS)
+    recorder.observe(stats.POST_SECONDS, 0.002)
+    recorder.set_peers({"ready": 3})
     assert taken["counts"] == {"loads": 1, "read_bytes": 1000}
+    assert (taken["seconds"], taken["peers"]) == ({"post_seconds": [0.001]}, {"ready": 2})
     assert Stats(taken).data is taken
 
 
