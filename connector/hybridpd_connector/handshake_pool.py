@@ -29,10 +29,8 @@ class HandshakePool(Generic[V, A]):
     """Runs ``handshake(engine_id, address)``. All methods are for the owner's thread; none waits
     but ``close``."""
 
-    def __init__(self, handshake: Callable[[str, A], V], workers: int, limit: int) -> None:
-        """``limit``: how many may wait or run before an engine has to give way to another."""
+    def __init__(self, handshake: Callable[[str, A], V], workers: int) -> None:
         self._handshake = handshake
-        self._limit = limit
         # A quarter of the threads is for engines that are known.
         self.queue: HandshakeQueue[A] = HandshakeQueue(strangers=workers - workers // 4)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="hybridpd-handshake")
@@ -45,18 +43,18 @@ class HandshakePool(Generic[V, A]):
         self.queue.put(engine_id, address, attempt)
         self._threads.submit(self._work)
 
-    def make_room(self, engine_id: str, address: A) -> None:
-        """When too many wait, let the last in line fail for one that comes before it. Its place is
-        free after ``take_ended``."""
-        if self.running < self._limit or self._searches >= MAX_SEARCHES:
-            return
-        if not self.queue.may_come_first(engine_id, address):
-            return
+    def make_room(self, engine_id: str, address: A) -> Ended[V] | None:
+        """Too many wait: how the handshake ended that gives its place up to this engine, None when
+        none does. The place is free at once."""
+        if self._searches >= MAX_SEARCHES or not self.queue.may_come_first(engine_id, address):
+            return None
         self._searches += 1
         turn = self.queue.give_way(engine_id, address)
-        if turn is not None:
-            error = SideChannelError("handshake", "a turn", f"{self.running} others")
-            self._ended.put(Ended(turn.engine_id, turn.attempt, None, error))
+        if turn is None:
+            return None
+        error = SideChannelError("handshake", "a turn", f"{self.running} others")
+        self.running -= 1
+        return Ended(turn.engine_id, turn.attempt, None, error)
 
     def take_ended(self) -> list[Ended[V]]:
         self._searches = 0

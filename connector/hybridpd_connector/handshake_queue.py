@@ -51,6 +51,9 @@ class HandshakeQueue(Generic[A]):
         self._running: dict[A, Turn[A]] = {}
         self._running_strangers: set[A] = set()
         self._orders = 0
+        # Rank of the last in line without its order; None: not known. Requests that come later may
+        # have raised it.
+        self._lowest: tuple[bool, float] | None = None
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -60,6 +63,7 @@ class HandshakeQueue(Generic[A]):
         """Addresses that an operator has named; no failure makes strangers of them."""
         with self._lock:
             self._configured = frozenset(addresses)
+            self._lowest = None
 
     def count_request(self, engine_id: str) -> None:
         """One more request asks for this engine."""
@@ -70,7 +74,9 @@ class HandshakeQueue(Generic[A]):
         """A handshake is due; ``attempt`` is its number."""
         with self._lock:
             self._orders += 1
-            self._waiting[attempt] = Turn(engine_id, address, attempt, self._orders)
+            turn = self._waiting[attempt] = Turn(engine_id, address, attempt, self._orders)
+            if self._lowest is not None:
+                self._lowest = min(self._lowest, self._rank(turn)[:2])
 
     def take(self) -> Turn[A] | None:
         """The next one to run, until ``done``; None when none may run now."""
@@ -85,6 +91,7 @@ class HandshakeQueue(Generic[A]):
                 return None
             turn = max(ready, key=self._rank)
             del self._waiting[turn.attempt]
+            self._lowest = None
             self._running[turn.address] = turn
             if not self._known(turn.address):
                 self._running_strangers.add(turn.address)
@@ -94,6 +101,7 @@ class HandshakeQueue(Generic[A]):
         """It has ended; ``answered``: somebody was there, be it with a refusal."""
         with self._lock:
             del self._running[turn.address]
+            self._lowest = None
             self._running_strangers.discard(turn.address)
             if answered:
                 self._failures.pop(turn.address, None)
@@ -107,9 +115,13 @@ class HandshakeQueue(Generic[A]):
                 _remember(self._answered, turn.address, None)
 
     def may_come_first(self, engine_id: str, address: A) -> bool:
-        """Worth asking ``give_way``? Not for one that a single request has named."""
+        """Worth asking ``give_way``? Cheap: hundreds ask in every step."""
         with self._lock:
-            return self._requests.get(engine_id, 0) > 1 or self._known(address)
+            if not self._waiting:
+                return False
+            if self._lowest is None:
+                self._lowest = min(map(self._rank, self._waiting.values()))[:2]
+            return self._rank_of(engine_id, address) > self._lowest
 
     def give_way(self, engine_id: str, address: A) -> Turn[A] | None:
         """Too many wait: the last in line is taken out when this engine comes before it."""
@@ -117,9 +129,10 @@ class HandshakeQueue(Generic[A]):
             if not self._waiting or any(t.engine_id == engine_id for t in self._waiting.values()):
                 return None
             last = min(self._waiting.values(), key=self._rank)
-            self._orders += 1
-            if self._rank(Turn(engine_id, address, 0, last.order)) <= self._rank(last):
+            self._lowest = self._rank(last)[:2]
+            if self._rank_of(engine_id, address) <= self._lowest:
                 return None
+            # The next one is no lower.
             del self._waiting[last.attempt]
             return last
 
@@ -131,9 +144,12 @@ class HandshakeQueue(Generic[A]):
     def _known(self, address: A) -> bool:
         return address in self._configured or address in self._answered
 
+    def _rank_of(self, engine_id: str, address: A) -> tuple[bool, float]:
+        wanted = self._requests.get(engine_id, 0) / (1 + self._failures.get(address, 0))
+        return self._known(address), wanted
+
     def _rank(self, turn: Turn[A]) -> tuple[bool, float, int]:
-        wanted = self._requests.get(turn.engine_id, 0) / (1 + self._failures.get(turn.address, 0))
-        return self._known(turn.address), wanted, -turn.order
+        return *self._rank_of(turn.engine_id, turn.address), -turn.order
 
 
 def _remember(memory: "collections.OrderedDict[K, W]", key: K, value: W) -> None:

@@ -74,6 +74,7 @@ class Verdict(Generic[V]):
 
     READY: ``value`` is usable. HANDSHAKING: wait. BACKING_OFF, REFUSED: ``reason`` says why; fail
     the request or wait for ``retry_at``. ``attempt``: set when the caller must start a handshake.
+    ``crowded``: it would be set, but too many others run or wait.
     """
 
     state: PeerState
@@ -81,6 +82,7 @@ class Verdict(Generic[V]):
     reason: str = ""
     retry_at: float = 0.0
     attempt: int | None = None
+    crowded: bool = False
 
 
 class PeerBook(Generic[V]):
@@ -105,21 +107,25 @@ class PeerBook(Generic[V]):
         crowded = running >= self._limits.max_handshakes
         peer = self._peers.get(engine_id)
         if crowded and peer is None:
-            return Verdict(PeerState.BACKING_OFF, reason=f"{running} handshakes are running")
+            reason = f"{running} handshakes are running"
+            return Verdict(PeerState.BACKING_OFF, reason=reason, crowded=True)
         if peer is None:
             self._make_room()
             peer = self._peers[engine_id] = _Peer(engine_id, address)
         peer.used_at = now
         attempt = None
-        waiting = peer.state in (PeerState.BACKING_OFF, PeerState.REFUSED) and not crowded
+        waiting = peer.state in (PeerState.BACKING_OFF, PeerState.REFUSED)
         new = address not in peer.tried and len(peer.tried) < MAX_ADDRESSES
-        if peer.state is PeerState.UNKNOWN or (waiting and (new or peer.retry_at <= now)):
+        due = peer.state is PeerState.UNKNOWN or (waiting and (new or peer.retry_at <= now))
+        if due and not crowded:
             peer.move(PeerEvent.START)
             peer.address = address
             peer.tried.add(address)
             self._attempts += 1
             attempt = peer.attempt = self._attempts
-        return Verdict(peer.state, peer.value, peer.reason, peer.retry_at, attempt)
+        return Verdict(
+            peer.state, peer.value, peer.reason, peer.retry_at, attempt, crowded=due and crowded
+        )
 
     def succeeded(self, engine_id: str, attempt: int, value: V) -> bool:
         """A handshake ended well. False: nobody waits for it any more, its value is discarded.
@@ -255,7 +261,7 @@ class PeerManager(Generic[V]):
         limits = limits or PeerLimits()
         self._discard = discard
         self._book: PeerBook[V] = PeerBook(limits)
-        self._pool = HandshakePool(handshake, workers, limits.max_handshakes)
+        self._pool = HandshakePool(handshake, workers)
         self._discarding: list[V] = []
 
     def __repr__(self) -> str:
@@ -267,8 +273,11 @@ class PeerManager(Generic[V]):
     def want(self, engine_id: str, address: Address, now: float) -> Verdict[V]:
         """See ``PeerBook.want``; a due handshake is started on the pool."""
         verdict = self._book.want(engine_id, address, now, self._pool.running)
-        if verdict.state is PeerState.BACKING_OFF:
-            self._pool.make_room(engine_id, address)
+        last = self._pool.make_room(engine_id, address) if verdict.crowded else None
+        if last is not None:
+            # Its place is taken at once: whoever asks first in the next step would have it else.
+            self._settle(last, now)
+            verdict = self._book.want(engine_id, address, now, self._pool.running)
         if verdict.attempt is not None:
             self._pool.start(engine_id, address, verdict.attempt)
         return verdict

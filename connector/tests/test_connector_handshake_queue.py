@@ -8,7 +8,7 @@ import pytest
 from hybridpd_connector.errors import SideChannelError
 from hybridpd_connector.handshake_pool import MAX_SEARCHES
 from hybridpd_connector.handshake_queue import MAX_FAILURES, MAX_REMEMBERED, HandshakeQueue
-from hybridpd_connector.peers import Address, PeerLimits, PeerManager, PeerState
+from hybridpd_connector.peers import Address, PeerBook, PeerLimits, PeerManager, PeerState
 
 HOLES = 400
 ATTEMPTS = itertools.count(1)
@@ -190,10 +190,40 @@ def ready(manager, engine_id, host):
 
 def test_an_engine_that_more_requests_ask_for_waits_for_one_hole_at_most(manager, holes):
     want(manager, "good", "10.0.0.1", requests=2)
-    assert not ready(manager, "good", "10.0.0.1")  # its place is free, it stands in line now
+    assert not ready(manager, "good", "10.0.0.1")  # it stands in line now
     holes.given_up.release()
     until(lambda: ready(manager, "good", "10.0.0.1"))
     assert holes.asked <= 12 + 1
+
+
+def test_the_place_of_who_gave_way_is_not_for_who_asks_first_in_the_next_step(manager):
+    """Loads of made-up engines that found no place ask in every step, and before the good one."""
+    crowd = [f"hole of the crowd {index}" for index in range(100)]
+    for engine_id in crowd:
+        want(manager, engine_id, "10.7.0.0")
+    manager.count_request("good")
+    for _ in range(3):
+        manager.collect(0.0)
+        for engine_id in crowd:
+            manager.want(engine_id, Address("10.7.0.0", 5600), 0.0)
+        verdict = want(manager, "good", "10.0.0.1")
+    assert verdict.state is PeerState.HANDSHAKING
+
+
+def test_however_many_requests_ask_for_an_engine_one_gives_way_to_it(manager):
+    for _ in range(30):
+        want(manager, "good", "10.0.0.1", requests=2)
+    manager.collect(0.0)
+    assert manager.counts()["backing_off"] == 1
+
+
+def test_nobody_gives_way_to_an_engine_in_its_pause():
+    book = PeerBook(PeerLimits(max_handshakes=1, first_pause_seconds=5.0))
+    here = Address("10.0.0.1", 5600)
+    assert book.want("other", here, 0.0, running=1).crowded
+    assert not book.want("good", here, 0.0, running=0).crowded
+    book.failed("good", 1, "none in time", 0.0)
+    assert [book.want("good", here, now, running=1).crowded for now in (4.0, 5.0)] == [False, True]
 
 
 def test_an_address_that_has_answered_waits_for_no_hole(holes):
