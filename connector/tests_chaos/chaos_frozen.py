@@ -43,12 +43,12 @@ def before_the_handshake(stage):
         return stage.load(prompt, params)
 
 
-def past_the_read(policy):
+def past_the_read(policy, tp_size):
     """Longer than a read may take. The client need not wait, the blocks must: others run beside
     them, also while the late bytes arrive."""
 
     def fault(stage):
-        stage.start("decode", policy=policy)
+        stage.start("decode", policy=policy, tp_size=tp_size)
         prompt, expected = stage.prompt(133)
         others = [stage.prompt(140 + index, length=200)[0] for index in range(BYSTANDERS)]
         wanted = [ask(stage.prefill, other, None, max_tokens=LONG_ANSWER) for other in others]

@@ -97,11 +97,12 @@ class Stage:
         """Where the probe connector of a side looks for orders to stall."""
         return ProbeOrders(self._directory / "orders" / side)
 
-    def _spec(self, side, policy, environment, clock_ahead_seconds):
+    def _spec(self, side, policy, environment, clock_ahead_seconds, tp_size):
         prefill = side == "prefill"
         return EngineSpec(
             side,
             self._checkpoint,
+            tp_size=tp_size,
             role="kv_producer" if prefill else "kv_consumer",
             connector=PROBE,
             failure_policy=policy,
@@ -115,12 +116,13 @@ class Stage:
             ),
         )
 
-    def start(self, *sides, policy="fail", environment=None, clock_ahead_seconds=0):
+    def start(self, *sides, policy="fail", environment=None, clock_ahead_seconds=0, tp_size=1):
         """Start what does not run, with these settings; restart what runs with others."""
         wanted = {
             "policy": policy,
             "environment": environment or {},
             "clock_ahead_seconds": clock_ahead_seconds,
+            "tp_size": tp_size,
         }
         for side in sides:
             if self.runs(side) and self._settings[side] == wanted:

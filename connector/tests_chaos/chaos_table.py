@@ -103,14 +103,14 @@ ROWS = (
     ),
     Row(
         "prefill frozen past the read, fail",
-        frozen.past_the_read("fail"),
+        frozen.past_the_read("fail", tp_size=1),
         (ERROR,),
         READ,
         ("deadline",),
     ),
     Row(
         "prefill frozen past the read, recompute",
-        frozen.past_the_read("recompute"),
+        frozen.past_the_read("recompute", tp_size=2),
         (ANSWER,),
         READ,
         ("deadline",),
