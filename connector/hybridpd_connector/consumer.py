@@ -203,6 +203,8 @@ class ConsumerRank:
         with self._lock:
             self._collect(now)
             meetings.attend(self._peers, now)
+            # What a handshake has begun to say to ranks that are not read from leaves with this.
+            self._progress()
 
     def _shake_hands(self, engine_id: str, address: Address) -> PeerLink:
         """On a handshake thread. A refusal is noted apart from the peer book: there the engine may
