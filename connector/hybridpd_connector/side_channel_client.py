@@ -9,8 +9,11 @@ by ``max_answer_bytes``. Keys are read from the file for every question, and tri
 
 import enum
 import ipaddress
+import queue
 import socket as sockets
+import threading
 import time
+from typing import Any
 
 import zmq
 
@@ -29,8 +32,12 @@ from hybridpd_connector.side_channel_keys import KeyFile, SharedKey
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _SET_UP_MILLISECONDS = 5000
 CONNECT_SECONDS = 2.0
-"""For the name and the connection: one lost packet is sent again after a second."""
+"""For the name, and then for the connection: one lost packet is sent again after a second."""
+MAX_LOOK_UPS = 256
+"""Names that are looked up at once. A resolver may take half a minute for one that is made up, and
+cannot be stopped."""
 _AGAIN_SECONDS = 0.2
+_look_ups = threading.BoundedSemaphore(MAX_LOOK_UPS)
 
 
 class Client:
@@ -52,7 +59,7 @@ class Client:
         one; ``SideChannelError`` when there is no answer in time, or an empty or malformed one.
         """
         deadline = time.monotonic() + timeout_seconds
-        endpoint = endpoint_of(_numeric(host), port)
+        endpoint = endpoint_of(_numeric(host, min(timeout_seconds, CONNECT_SECONDS)), port)
         keys = self._key_file.current() if self._key_file is not None else (None,)
         early = 0
         while True:
@@ -129,20 +136,46 @@ class _Ended(enum.Enum):
     LATE = "the time is over"
 
 
-def _numeric(host: str) -> str:
+def _numeric(host: str, timeout_seconds: float) -> str:
     """The address of a host. Asked for here: libzmq does it on the thread that all its sockets
     share, and one name whose servers are silent would hold every question up."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
         pass
-    found: dict[int, str] = {}
+    wanted = f"an address of {host}"
+    slots = _look_ups
+    if not slots.acquire(blocking=False):
+        raise SideChannelError("side channel", wanted, f"{MAX_LOOK_UPS} names are being looked up")
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    # A daemon, because nothing ends a lookup before its time: neither a caller nor the engine's
+    # end waits for it.
+    threading.Thread(
+        target=_look_up, args=(host, slots, answers), name="hybridpd-lookup", daemon=True
+    ).start()
     try:
-        for family, _, _, _, address in sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM):
-            found.setdefault(family, str(address[0]))
-    except (OSError, UnicodeError) as error:
-        raise SideChannelError("side channel", f"an address of {host}", str(error)) from error
+        answer = answers.get(timeout=timeout_seconds)
+    except queue.Empty:
+        raise SideChannelError("side channel", wanted, "none in time") from None
+    if isinstance(answer, Exception):
+        raise SideChannelError("side channel", wanted, str(answer)) from answer
+    found: dict[int, str] = {}
+    for family, _, _, _, address in answer:
+        found.setdefault(family, str(address[0]))
     return found.get(sockets.AF_INET) or next(iter(found.values()))
+
+
+def _look_up(
+    host: str, slots: threading.BoundedSemaphore, answers: "queue.SimpleQueue[Any]"
+) -> None:
+    """What the resolver says of a host, or its error."""
+    answer: Any
+    try:
+        answer = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
+    except Exception as error:
+        answer = error
+    slots.release()
+    answers.put(answer)
 
 
 def _none_in_time(endpoint: str, early: int) -> SideChannelError:

@@ -332,3 +332,32 @@ def test_a_name_that_means_nothing_is_an_error(client, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(SideChannelError, match="an address of gone"):
         client.ask("gone.example", 5600, b"x", 60.0)
+
+
+@pytest.fixture
+def silent_resolver(monkeypatch):
+    """Names get no answer until it is set."""
+    answers = threading.Event()
+
+    def look_up(*_, **__):
+        answers.wait()
+        raise socket.gaierror("Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    yield answers
+    answers.set()
+
+
+def test_a_name_whose_servers_are_silent_is_given_up_in_time(client, silent_resolver):
+    with pytest.raises(SideChannelError, match="got none in time"):
+        client.ask("silent.example", 5600, b"x", 0.2)
+
+
+def test_names_that_are_looked_up_are_bounded_and_addresses_need_none(
+    client, server, port, silent_resolver, monkeypatch
+):
+    monkeypatch.setattr(side_channel_client, "_look_ups", threading.BoundedSemaphore(2))
+    for expected in ("none in time", "none in time", "are being looked up"):
+        with pytest.raises(SideChannelError, match=expected):
+            client.ask("silent.example", 5600, b"x", 0.05)
+    assert client.ask(HOST, port, b"x", SOON) == b"answer to x"
