@@ -37,10 +37,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("operator", "connector", "connector/testkit", "benchmarks", "benchmarks/gpu")
 sys.path += [str(ROOT / folder) for folder in FOLDERS]
 
-from hybridpd_testkit.processes import die_with_parent  # noqa: E402
+from hybridpd_testkit.processes import PORTS_VARIABLE, die_with_parent  # noqa: E402
 
 GRACE_SECONDS = 15.0
 LOOK_SECONDS = 0.2
+FIRST_PORT, STEP_PORTS = 20000, 200
 MOST_FILE_BYTES = 15 << 20
 CACHE_PARTS = 2  # beside six text files
 OK, FAILED, HANGS, LEFT, SKIPPED = "ok", "FAILED", "HANGS", "left", "skipped"
@@ -171,12 +172,17 @@ class Session:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=environment(self.options),
+                env={**environment(self.options), PORTS_VARIABLE: self._ports(run)},
                 start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no locks
             )
         run.begun = time.monotonic()
         print(f"{run.step.name:<20} begun", flush=True)
+
+    def _ports(self, run: Run) -> str:
+        """A range of its own for each step: engines take their ports long after they are given."""
+        first = FIRST_PORT + STEP_PORTS * self.runs.index(run)
+        return f"{first}-{first + STEP_PORTS - 1}"
 
     def _look(self) -> None:
         """Take the ends of steps; wait a little."""

@@ -14,7 +14,13 @@ from hybridpd_testkit.engines import base_environment
 from hybridpd_testkit.expectations import ideal_bytes
 from hybridpd_testkit.metrics import parse_metrics
 from hybridpd_testkit.near_ties import TIE_NATS, Reference, fallen_ties
-from hybridpd_testkit.processes import end_sessions, log_tail, session_members
+from hybridpd_testkit.processes import (
+    PORTS_VARIABLE,
+    end_sessions,
+    free_port,
+    log_tail,
+    session_members,
+)
 from hybridpd_testkit.tokenizer import SPECIAL_TOKENS, tokenizer_documents
 
 
@@ -126,6 +132,16 @@ def test_vllm_kit_the_comparison_goes_on_behind_a_near_tie():
     answers[1, 4, 5] = (9, 7)
     with pytest.raises(ValueError, match=r"expected 6, which leads by 0.900 nats, got 9"):
         fallen_ties(reference, [1], complete)
+
+
+def test_vllm_kit_ports_are_given_out_once(monkeypatch):
+    monkeypatch.setenv(PORTS_VARIABLE, "20100-20109")
+    with pytest.raises(OSError, match="no free port left"):  # noqa: PT012 - some may be in use
+        given = [free_port()]
+        while True:
+            given.append(free_port())
+            assert len(set(given)) == len(given) <= 10
+            assert set(given) <= set(range(20100, 20110))
 
 
 def test_vllm_kit_a_session_ends_with_its_grandchildren():

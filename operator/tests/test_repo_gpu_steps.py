@@ -222,3 +222,14 @@ def test_compiled_kernels_outlive_a_machine(
     (kernels / "large").write_bytes(os.urandom(9000))
     assert driver.save_caches(kernels, out) == "caches would be 4 parts, 2 is the most"
     assert list(out.iterdir()) == []
+
+
+def test_steps_beside_each_other_take_other_ports(play: Callable[..., Any]) -> None:
+    session = play(("a", 0, 0, {}), ("b", 0, 0, {}))
+    a, b = (session._ports(run).split("-") for run in session.runs)
+    assert int(a[0]) < int(a[1]) < int(b[0])
+
+
+def test_every_step_has_ports_below_those_of_outgoing_connections(modules: tuple[Any, Any]) -> None:
+    driver, table = modules
+    assert driver.FIRST_PORT + driver.STEP_PORTS * len(table.STEPS) <= 30000

@@ -20,6 +20,9 @@ from typing import Any, Protocol
 # Below the range from which the kernel takes ports for outgoing connections, so that a port
 # found free here is not handed to somebody else before the server binds it.
 _PORT_RANGE = range(20000, 30000)
+# "first-last": the part of them that programs which run beside others take ports from.
+PORTS_VARIABLE = "HYBRIDPD_PORTS"
+_HANDED_OUT: set[int] = set()
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception|Failure):")
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET, _CLONE_NEWNS, _CLONE_NEWTIME = 0x40000000, 0x00020000, 0x00000080
@@ -39,15 +42,23 @@ class HttpError(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on."""
-    for port in random.sample(_PORT_RANGE, 100):
+    """A TCP port of the loopback interface that nothing listens on, another one at each call.
+
+    Engines bind theirs tens of seconds later, so that a port that is free may have been given out.
+    """
+    first, _, last = os.environ.get(PORTS_VARIABLE, "").partition("-")
+    ports = range(int(first), int(last) + 1) if last else _PORT_RANGE
+    for port in random.sample(ports, len(ports)):
+        if port in _HANDED_OUT:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _HANDED_OUT.add(port)
             return port
-    raise OSError(f"no free port among 100 tries in {_PORT_RANGE}")
+    raise OSError(f"no free port left in {ports}")
 
 
 def die_with_parent() -> None:
