@@ -195,6 +195,13 @@ STEPS: tuple[Step, ...] = (
         90,
         gpus=2,
     ),
+    cost(
+        "first-request",
+        "benchmarks/first_request.py --device cuda",
+        "benchmarks/first_request.py --repeats 2",
+        60,
+        gpus=2,
+    ),
     fleet("fleet-1-1", "--model nano64 --tp 1,1 --start-seconds 500", 270),
     load(
         "load",
