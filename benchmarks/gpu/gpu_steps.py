@@ -59,6 +59,13 @@ def matrix(name: str, runner: str, mode: str, more: str = "", cpu: str = "") -> 
     )
 
 
+def traps(rows: str, engines: int, seconds: int) -> Step:
+    """What makes reads slow is seen, and said."""
+    name = f"traps-{rows}"
+    command = f"benchmarks/gpu/traps_on_gpu.py --rows {rows} --out {{scratch}}/{name}"
+    return Step(name, "traps", command, f"{command} --rehearse", seconds, engines, gpus=2)
+
+
 def tokens(name: str, family: str, pairs: str, more: str = "", tried: bool = True) -> Step:
     """One family at some TP pairs: one plain engine, P and D at a time."""
     program = "benchmarks/gpu/tokens_on_gpu.py"
@@ -144,15 +151,8 @@ def unequal(prefill_tp: int, decode_tp: int) -> tuple[Step, ...]:
 STEPS: tuple[Step, ...] = (
     matrix("matrix-v2-async", "v2", "async"),
     matrix("matrix-v1-sync", "v1", "sync", cpu=f"--scenarios {SHORT},preempt-decode"),
-    Step(
-        "traps",
-        "traps",
-        "benchmarks/gpu/traps_on_gpu.py --out {scratch}/traps",
-        "benchmarks/gpu/traps_on_gpu.py --rehearse --out {scratch}/traps",
-        seconds=190,
-        engines=2,
-        gpus=2,
-    ),
+    traps("namespaces", 2, 110),
+    traps("allocators", 1, 90),
     matrix("matrix-v2-sync", "v2", "sync"),
     matrix("matrix-v1-async", "v1", "async"),
     tokens("tokens-1-1", "nemotron-h", "1-1"),
