@@ -5,6 +5,7 @@ must be there; what a version has and we leave alone is listed, so that a new ho
 """
 
 import ast
+import importlib.util
 from functools import cache
 from pathlib import Path
 
@@ -263,3 +264,26 @@ def test_an_id_that_comes_again_ends_the_engine(version):
     assert 'is not None, "duplicate request id"' in scheduler
     environment = (source_of(version) / "vllm/envs.py").read_text()
     assert '"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"' in environment
+
+
+def test_vllm_contract_ranks_are_asked_for_their_hello_when_graphs_are_recorded():
+    """From that call on peers are met, on other threads, which must not happen while a GPU records.
+    Of the installed version: engine/core.py is not among the files that are kept of the others."""
+    root = Path(importlib.util.find_spec("vllm").origin).parent
+    core = classes(parse(root / "v1/engine/core.py"))["EngineCore"]
+
+    def calls(method):
+        return [
+            node.func.attr
+            for node in ast.walk(methods(core)[method])
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        ]
+
+    in_order = [
+        line.strip()
+        for line in ast.unparse(methods(core)["__init__"]).splitlines()
+        if "_initialize_kv_caches(" in line or "get_kv_connector_handshake_metadata(" in line
+    ]
+    assert ["_initialize_kv_caches" in line for line in in_order] == [True, False]
+    assert "compile_or_warm_up_model" in calls("_initialize_kv_caches")
+    assert "get_kv_connector_handshake_metadata" not in calls("_initialize_kv_caches")
