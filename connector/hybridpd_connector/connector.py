@@ -55,6 +55,10 @@ class ConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]
     def __init__(self, orders: StepOrders) -> None:
         self.orders = orders
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # How vLLM sends it to its ranks; most steps order nothing, which is sent by name.
+        return "NOTHING" if self is NOTHING else (ConnectorMetadata, (self.orders,))
+
 
 NOTHING = ConnectorMetadata(NO_ORDERS)
 
