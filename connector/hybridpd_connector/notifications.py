@@ -19,6 +19,7 @@ from hybridpd_connector.errors import ConnectorError, VersionError, WireError
 
 MAGIC = b"HPDN"
 VERSION = 1
+_HEAD = MAGIC + bytes((VERSION,))
 MAX_BYTES = 16 * 1024
 MAX_TEXT = 512
 MAX_TP_SIZE = 1024
@@ -67,7 +68,7 @@ class Received:
 
 def encode(message: Message) -> bytes:
     """Bytes of one message. ``WireError`` when it would not be accepted by the other side."""
-    raw = MAGIC + bytes((VERSION,)) + _encoder.encode(message)
+    raw = _HEAD + _encoder.encode(message)
     decode(raw)
     return raw
 
@@ -89,17 +90,10 @@ def renewals(d_engine: str, p_requests: Iterable[str]) -> Iterator[bytes]:
 
 def decode(raw: bytes) -> Message:
     """The message in ``raw``, or ``WireError`` / ``VersionError``; nothing else is raised."""
-    if len(raw) > MAX_BYTES:
-        raise WireError("notification", f"at most {MAX_BYTES} bytes", len(raw))
-    if raw[: len(MAGIC)] != MAGIC or len(raw) <= len(MAGIC):
-        raise WireError("notification", f"magic {MAGIC!r} and a version", raw[:8])
-    version = raw[len(MAGIC)]
-    if version != VERSION:
-        raise VersionError(
-            "notification.version", str(VERSION), version, "run one connector version on both sides"
-        )
+    if len(raw) > MAX_BYTES or not raw.startswith(_HEAD):
+        raise _not_ours(raw)
     try:
-        message = _decoder.decode(memoryview(raw)[len(MAGIC) + 1 :])
+        message = _decoder.decode(memoryview(raw)[len(_HEAD) :])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError("notification.body", "a renew or release message", str(error)) from error
     if isinstance(message, Release) and message.d_rank >= message.d_tp_size:
@@ -107,6 +101,19 @@ def decode(raw: bytes) -> Message:
             "notification.d_rank", f"below d_tp_size {message.d_tp_size}", message.d_rank
         )
     return message
+
+
+def _not_ours(raw: bytes) -> WireError:
+    if len(raw) > MAX_BYTES:
+        return WireError("notification", f"at most {MAX_BYTES} bytes", len(raw))
+    if raw[: len(MAGIC)] != MAGIC or len(raw) <= len(MAGIC):
+        return WireError("notification", f"magic {MAGIC!r} and a version", raw[:8])
+    return VersionError(
+        "notification.version",
+        str(VERSION),
+        raw[len(MAGIC)],
+        "run one connector version on both sides",
+    )
 
 
 def decode_all(notifications: Iterable[Notification]) -> Received:
