@@ -23,21 +23,12 @@ Answer = dict[str, Any]
 @dataclasses.dataclass
 class _Prefilled:
     """A request of the prefill side. ``tokens`` is 0 when there is nothing to hand over.
-    ``facts``: until the digest is made of them. ``expired``: what the first rank whose lease ran
-    out said of it."""
+    ``expired``: what the first rank whose lease ran out said of it."""
 
     tokens: int
-    facts: RequestFacts | None
+    digest: str
     state: Prefill = Prefill.PREFILLING
     expired: str = ""
-    made: str = ""
-
-    def digest(self) -> str:
-        """Of what is handed over; made when it is asked for first."""
-        if self.facts is not None:
-            self.made = facts_digest(self.facts, self.tokens)
-            self.facts = None
-        return self.made
 
 
 class PrefillSide:
@@ -56,8 +47,6 @@ class PrefillSide:
         self.pinned = 0
         self._groups = tuple(groups)
         self._requests: dict[str, _Prefilled] = {}
-        self._new: list[_Prefilled] = []
-        self._begun: list[_Prefilled] = []
         self._pins: list[Pin] = []
         self._sequence = 0
         self._answers: dict[tuple[str, str], tuple[str, Answer]] = {}
@@ -72,18 +61,8 @@ class PrefillSide:
         tokens = facts.prompt_tokens - 1
         if tokens < 1 or not facts.reads_cache or facts.token_ids is None:
             tokens = 0
-        item = self._requests[facts.request_id] = _Prefilled(tokens, facts)
-        self._new.append(item)
+        self._requests[facts.request_id] = _Prefilled(tokens, facts_digest(facts, tokens))
         return tokens > 0
-
-    def end_step(self) -> None:
-        """Make the digests of prefills that an earlier step may have begun: with async scheduling
-        the GPU is at work on them now. Those that end before are digested for their answer."""
-        if self._begun or self._new:
-            for item in self._begun:
-                if item.state is Prefill.PREFILLING:
-                    item.digest()
-            self._begun, self._new = self._new, []
 
     def owns(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -97,7 +76,7 @@ class PrefillSide:
             self._move(request_id, PrefillEvent.DROP)
             return False, None
         parent = parent_of(request_id)
-        shared = self._answers.get((parent, item.digest())) if parent and item.tokens else None
+        shared = self._answers.get((parent, item.digest)) if parent and item.tokens else None
         if shared is not None:
             # n > 1: the client gets one child's answer, so all children name the same blocks.
             self._move(request_id, PrefillEvent.DROP)
@@ -117,7 +96,7 @@ class PrefillSide:
         self.pinned += 1
         self._pins.append(self._pin(request_id, item, blocks))
         if parent:
-            self._answers[parent, item.digest()] = (request_id, params)
+            self._answers[parent, item.digest] = (request_id, params)
         return True, params
 
     def explain(self, request_id: str, text: str) -> None:
@@ -140,7 +119,7 @@ class PrefillSide:
             self._stats.count(stats.LEASES_RELEASED)
         parent = parent_of(request_id)
         if parent:
-            self._answers.pop((parent, item.digest()), None)
+            self._answers.pop((parent, item.digest), None)
 
     @property
     def has_pins(self) -> bool:
@@ -179,7 +158,7 @@ class PrefillSide:
             block_ids=blocks,
             tp_size=self._identity.tp_size,
             tokens=item.tokens,
-            digest=item.digest(),
+            digest=item.digest,
             lease_seconds=self._identity.lease_seconds,
             sequence=self._sequence,
         )

@@ -76,7 +76,6 @@ class SchedulerHalf:
 
     def build_orders(self) -> StepOrders:
         """The orders of this step; ``NO_ORDERS``, which has no number, when there are none."""
-        self.prefill.end_step()
         if not (self.prefill.has_pins or self.decode.has_orders):
             return NO_ORDERS
         self._step += 1

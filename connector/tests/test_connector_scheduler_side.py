@@ -4,7 +4,6 @@ import pytest
 from connector_engines import TO_PREFILL
 
 from hybridpd_connector import stats
-from hybridpd_connector.digest import prompt_digest
 from hybridpd_connector.errors import StateError
 from hybridpd_connector.metadata import NO_ORDERS, GroupFacts, RequestFacts
 from hybridpd_connector.request_blocks import (
@@ -98,36 +97,6 @@ def test_other_requests_are_left_alone(params):
     assert scheduler.on_finished("r", 41, ([7], [4])) == (False, None)
     orders = scheduler.build_orders()
     assert (orders.pins, orders.interests, orders.loads) == ((), (), ())
-
-
-@pytest.mark.parametrize("steps", range(4))
-def test_a_prefill_states_the_digest_of_its_prompt_however_long_it_takes(steps):
-    prefiller = half()
-    prefiller.on_new_request(facts("p", TO_PREFILL))
-    prefiller.on_new_request(facts("q", TO_PREFILL, PROMPT[1:]))
-    for _ in range(steps):
-        prefiller.build_orders()
-    answers = [
-        prefiller.on_finished(name, tokens, ([7], [4, 5, 6]))[1]["hybridpd"]["digest"]
-        for name, tokens in (("p", 39), ("q", 38))
-    ]
-    assert answers == [prompt_digest(PROMPT, 39), prompt_digest(PROMPT[1:], 38)]
-
-
-def test_digests_are_made_after_the_step_that_may_have_begun_the_prefill():
-    prefiller = half()
-    made = []
-    for name in ("kept", "aborted", "late"):
-        prefiller.on_new_request(facts(name, TO_PREFILL))
-        if name == "aborted":
-            prefiller.build_orders()
-            prefiller.on_finished("aborted", None, ())
-        made.append(prefiller.prefill._requests.get(name))
-    prefiller.build_orders()
-    assert made[1] is None
-    assert [item.facts is None for item in (made[0], made[2])] == [True, False]
-    prefiller.build_orders()
-    assert made[2].facts is None
 
 
 def test_the_answer_of_a_prefill():
