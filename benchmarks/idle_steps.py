@@ -15,6 +15,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 from vllm.v1.outputs import KVConnectorOutput
 
 from hybridpd_connector.connector import HybridNixlConnector
+from hybridpd_connector.side_channel_guard import Tally
+from hybridpd_connector.vllm_engine import SchedulerSide
 
 STEPS = 3000
 BATCH = 20
@@ -23,8 +25,9 @@ BATCH = 20
 def ours_of(connector: Any) -> tuple[Any, Any]:
     """(the scheduler's instance, the worker's) of a ``connector_cpu.Ours`` engine."""
     scheduler: Any = object.__new__(HybridNixlConnector)
-    half = connector._scheduler.half
-    scheduler._scheduler = SimpleNamespace(half=half, take_stats=half.take_stats)
+    side: Any = object.__new__(SchedulerSide)
+    side.half, side._server = connector._scheduler.half, SimpleNamespace(take_refused=Tally().take)
+    scheduler._scheduler = side
     scheduler._worker = None
     return scheduler, connector
 

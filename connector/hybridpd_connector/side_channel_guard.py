@@ -187,7 +187,10 @@ class Tally:
                 self.total[reason] += 1
 
     def take(self) -> dict[str, int]:
-        """Refusals by reason since the last call."""
+        """Refusals by reason since the last call. Costs nothing while there are none: a prefill
+        engine asks in every step."""
+        if not self._new:
+            return {}
         with self._lock:
             taken, self._new = dict(self._new), collections.Counter()
             return taken
