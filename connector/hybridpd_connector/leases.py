@@ -137,7 +137,9 @@ class ProducerLeases:
 
     def quiet(self, now: float) -> bool:
         """Would a tick without messages end nothing, and have nothing to say?"""
-        return now < self._earliest_deadline and not (self._released or self._problems)
+        # The deadline of a lease that was released stays the earliest until the next look.
+        due = self._held and now >= self._earliest_deadline
+        return not (due or self._released or self._problems)
 
     def tick(self, messages: Iterable[Message], now: float) -> Ended:
         """Apply what has arrived, then expire; returns what ended since the last tick."""
