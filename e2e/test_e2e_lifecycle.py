@@ -26,6 +26,17 @@ def test_tokens_through_the_router_equal_a_single_engine(pair: Pair) -> None:
     pair.check_tokens()
 
 
+def test_decode_met_prefill_before_the_first_request(pair: Pair) -> None:
+    """By the name of the headless Service, which its pod resolves: nobody paid for a handshake."""
+    chosen = f"{waits.selector_of(pair.name)},hybridpd.dev/role=decode"
+    (decode,) = pair.kubectl.find("pods", chosen)
+    log = pair.kubectl.run("logs", decode["metadata"]["name"], "-c", "engine")
+    assert "is met ahead of requests" in log
+    assert [
+        line for line in log.splitlines() if "WARNING" in line and "prefill_peers" in line
+    ] == []
+
+
 def test_the_reference_is_no_constant_loop(pair: Pair) -> None:
     for name, answer in pair.expected.items():
         assert len(set(answer.tokens)) > len(answer.tokens) // 2, name
