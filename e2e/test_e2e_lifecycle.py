@@ -32,9 +32,6 @@ def test_decode_met_prefill_before_the_first_request(pair: Pair) -> None:
     (decode,) = pair.kubectl.find("pods", chosen)
     log = pair.kubectl.run("logs", decode["metadata"]["name"], "-c", "engine")
     assert "is met ahead of requests" in log
-    assert [
-        line for line in log.splitlines() if "WARNING" in line and "prefill_peers" in line
-    ] == []
 
 
 def test_the_reference_is_no_constant_loop(pair: Pair) -> None:

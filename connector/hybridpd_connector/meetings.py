@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 LEFT_IDLE_SECONDS: Final = 60.0
 """How long an engine that no name leads to stays, counted from its last use."""
 
+FAILURES_UNTIL_WARNING: Final = 5
+"""Lookups of a host that fail in a row before that is a warning: about a minute."""
+
 _NOBODY: Final = (socket.EAI_NONAME, socket.EAI_NODATA)
 _MAX_TOLD: Final = 4 * MAX_ADDRESSES
 
@@ -73,6 +76,7 @@ class Meetings:
         self._begun = threading.Event()
         self._asked_for: dict[Address, str] = {}
         self._held: dict[Address, str] = {}
+        self._failures: dict[str, int] = {}
         self._told: dict[tuple[object, ...], None] = {}
 
     def __repr__(self) -> str:
@@ -139,11 +143,15 @@ class Meetings:
     def _looked_up(self, found: _Found, now: float) -> None:
         if found.error:
             self._rounds.not_looked_up(found.host, now)
-            self._tell(
-                logging.WARNING, (found.host, found.error),
-                "%s: %s cannot be looked up: %s", FIELD, found.host, found.error,
-            )  # fmt: skip
+            failures = self._failures[found.host] = self._failures.get(found.host, 0) + 1
+            if failures in (1, FAILURES_UNTIL_WARNING):
+                # A name that has no address yet may look like this too: not a warning at once.
+                logger.log(
+                    logging.INFO if failures == 1 else logging.WARNING,
+                    "%s: %s cannot be looked up: %s", FIELD, found.host, found.error,
+                )  # fmt: skip
             return
+        self._failures.pop(found.host, None)
         self._rounds.looked_up(found.host, found.addresses, now)
         left_out = self._rounds.left_out
         if left_out:
