@@ -84,6 +84,14 @@ SETTINGS: tuple[Setting, ...] = (
         "How often a thread empties the mailbox of renewals and releases, whatever the engine does",
     ),
     Setting(
+        "unproven",
+        (),
+        "a list of hybrid_ngram",
+        "both",
+        "Combinations to carry although no test has shown their tokens right, to measure them; "
+        "a warning at start names them. HybridPDService never sets it",
+    ),
+    Setting(
         "backends",
         ("UCX",),
         "a list of NIXL backends",

@@ -15,7 +15,7 @@ from typing import Any
 
 from hybridpd_connector.errors import ConnectorError
 from hybridpd_connector.settings import SETTINGS
-from hybridpd_geometry import STATE_MODES
+from hybridpd_geometry import CARRIED, KV_DTYPES, PROMPT_DRAFTS, SOUND_SINCE, STATE_MODES
 
 OLDEST = (0, 30)
 NEWEST = (0, 33)
@@ -24,9 +24,9 @@ CONV_LAYOUTS = ("DS", "SD")
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 REQUEST_IDS_VARIABLE = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
 MAX_ENGINE_ID = 256
-# Methods that draft from the prompt itself. A drafting model has a cache of its own, and its first
-# step after a load wants what only the step before it knows.
-DRAFTS_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")
+# What the setting `unproven` may name: refused as long as no test has shown its tokens right.
+HYBRID_NGRAM = "hybrid_ngram"
+UNPROVEN = (HYBRID_NGRAM,)
 ROLES = {"kv_producer": "producer", "kv_consumer": "consumer", "kv_both": "both"}
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
@@ -54,8 +54,15 @@ class EngineSettings:
     sleep_mode: bool = False
     permutes_cache: bool = False
     draft_method: str = ""
-    has_state: bool = False
+    state_types: tuple[str, ...] = ()
     on_cpu: bool = False
+    kv_dtype: str = "auto"
+    scales_at_run_time: bool = False
+    unproven: tuple[str, ...] = ()
+
+    @property
+    def has_state(self) -> bool:
+        return bool(self.state_types)
 
 
 def check_version(version: str) -> tuple[int, int]:
@@ -224,29 +231,89 @@ def check_settings(settings: EngineSettings) -> None:
     ):
         if is_on:
             raise UnsupportedEngineError(field, "off", "on", way_out)
+    _check_kv_dtype(settings)
     _check_drafting(settings)
+    _check_fresh_states(settings)
     if settings.host_pools:
         raise UnsupportedEngineError(
             "KV cache groups", "in device memory", "host resident", "remove the offloading options"
         )
 
 
+def _check_kv_dtype(settings: EngineSettings) -> None:
+    """Scales that an engine makes by itself would make one byte mean two numbers on P and D."""
+    if settings.scales_at_run_time:
+        raise UnsupportedEngineError(
+            "calculate_kv_scales",
+            "off",
+            "on",
+            "scales made at run time are not handed over: remove --calculate-kv-scales",
+        )
+    if settings.kv_dtype not in KV_DTYPES:
+        raise UnsupportedEngineError(
+            "kv_cache_dtype",
+            " or ".join(KV_DTYPES),
+            settings.kv_dtype,
+            "scales made at run time are not handed over: use --kv-cache-dtype fp8 or auto",
+        )
+
+
 def _check_drafting(settings: EngineSettings) -> None:
-    if settings.draft_method and settings.draft_method not in DRAFTS_WITHOUT_MODEL:
+    """A drafting model has a cache of its own, and its first step after a load wants what only the
+    step before it knows. N-grams of a hybrid model are wrong, or end the engine, on every CPU."""
+    if not settings.draft_method:
+        return
+    if settings.draft_method not in PROMPT_DRAFTS:
         raise UnsupportedEngineError(
             "speculative_config.method",
-            " or ".join(DRAFTS_WITHOUT_MODEL),
+            " or ".join(PROMPT_DRAFTS),
             settings.draft_method,
             "a drafting model's cache is not handed over: use ngram, or no --speculative-config",
         )
-    if settings.draft_method and settings.has_state and settings.on_cpu:
-        # vLLM's CPU convolution does not look at how many drafted tokens were accepted.
+    if settings.has_state and settings.on_cpu:
         raise UnsupportedEngineError(
             "speculative_config",
             "none for a hybrid model on a CPU",
             settings.draft_method,
             "its tokens are wrong there, with a connector or without: remove --speculative-config",
         )
+    if settings.has_state and HYBRID_NGRAM not in settings.unproven:
+        raise UnsupportedEngineError(
+            "speculative_config",
+            "none for a hybrid model",
+            settings.draft_method,
+            "no test has shown its tokens right: remove --speculative-config",
+        )
+
+
+def _check_fresh_states(settings: EngineSettings) -> None:
+    """P is asked for all but one token: with two, a state that begins wrong is handed over."""
+    release = check_version(settings.version)
+    for family, since in SOUND_SINCE.items():
+        if CARRIED[family] in settings.state_types and release < since:
+            first = ".".join(map(str, since))
+            raise UnsupportedEngineError(
+                "vllm.version",
+                f"{first} or later for a model with Gated DeltaNet or KDA layers",
+                settings.version,
+                "it starts a prompt of one token from the state of an earlier request, with a "
+                f"connector or without: use an image with vLLM {first} or later",
+            )
+
+
+def check_unproven(value: object) -> tuple[str, ...]:
+    """The combinations that ``kv_connector_extra_config.unproven`` asks to carry all the same."""
+    names = value if isinstance(value, list | tuple) else (None,)
+    if any(name not in UNPROVEN for name in names):
+        raise UnsupportedEngineError(
+            "kv_connector_extra_config.unproven", f"a list of {', '.join(UNPROVEN)}", value
+        )
+    return tuple(str(name) for name in names)
+
+
+def state_type(spec: Any) -> str:
+    """vLLM's name of a kind of state, such as MAMBA2."""
+    return str(getattr(spec.mamba_type, "name", spec.mamba_type))
 
 
 def settings_of(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineSettings:
@@ -255,6 +322,8 @@ def settings_of(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
     parallel = vllm_config.parallel_config
     cache = vllm_config.cache_config
     groups = getattr(kv_cache_config, "kv_cache_groups", ())
+    specs = [getattr(group, "kv_cache_spec", None) for group in groups]
+    extra = getattr(transfer, "kv_connector_extra_config", None) or {}
     return EngineSettings(
         version=version,
         role=ROLES.get(transfer.kv_role or "", str(transfer.kv_role)),
@@ -276,10 +345,11 @@ def settings_of(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
         ),
         permutes_cache=bool(getattr(transfer, "enable_permute_local_kv", False)),
         draft_method=getattr(getattr(vllm_config, "speculative_config", None), "method", "") or "",
-        has_state=any(
-            type(getattr(group, "kv_cache_spec", None)).__name__ == "MambaSpec" for group in groups
-        ),
+        state_types=tuple(state_type(spec) for spec in specs if type(spec).__name__ == "MambaSpec"),
         on_cpu=getattr(getattr(vllm_config, "device_config", None), "device_type", "") == "cpu",
+        kv_dtype=str(getattr(cache, "cache_dtype", "auto")),
+        scales_at_run_time=bool(getattr(cache, "calculate_kv_scales", False)),
+        unproven=check_unproven(extra.get("unproven", ())),
     )
 
 

@@ -43,6 +43,8 @@ from hybridpd_connector.vllm_compat import (
 from hybridpd_connector.vllm_scratch import allocate_scratch
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_BACKENDS = ("UCX",)
 DEFAULT_LEASE_SECONDS = 30
 DEFAULT_CHECKSUM = "sample"
@@ -92,6 +94,7 @@ class SchedulerSide:
         self.half = SchedulerHalf(self.identity, group_facts(kv_cache_config))
         self._responder = Responder(self.identity.engine_id)
         self._server: Server | None = None
+        tell_about_unproven(vllm_config)
         keys = key_file_of(vllm_config)
         tell_about_keys(keys)
         if self.identity.produces:
@@ -173,6 +176,12 @@ def key_file_of(vllm_config: Any) -> KeyFile | None:
     """The keys of the side channel; ``KeyFileError`` when a file is named that gives none."""
     path = vllm_config.kv_transfer_config.get_from_extra_config(KEY_FILE, None)
     return None if path is None else KeyFile(path)
+
+
+def tell_about_unproven(vllm_config: Any) -> None:
+    """What `check_settings` has let pass on demand must not be forgotten."""
+    for name in vllm_config.kv_transfer_config.get_from_extra_config("unproven", ()):
+        logger.warning("%s is carried although no test has shown its tokens right", name)
 
 
 def checksum_every_of(vllm_config: Any) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
-from hybridpd_connector.vllm_compat import UnsupportedEngineError
+from hybridpd_connector.vllm_compat import UnsupportedEngineError, state_type
 from hybridpd_geometry import (
     ATTENTION,
     CARRIED,
@@ -52,6 +52,10 @@ PLAIN_ATTENTION: Mapping[str, object] = {
     "storage_block_size": None,  # up to vLLM 0.31
 }
 
+# Ways of vLLM to quantise a cache that leave rows of values alone in it: no scales beside them, and
+# none that an engine makes by itself.
+PLAIN_SCALES = ("NONE", "FP8_PER_TENSOR")
+
 
 def kind_of(spec: Any) -> str:
     """`attention` or `state`; a group of any other kind is refused.
@@ -76,6 +80,14 @@ def _check_plain_attention(name: str, spec: Any) -> None:
         value = getattr(spec, field, plain)
         if value != plain:
             raise UnsupportedEngineError(f"{name}.{field}", str(plain), value, NO_TRANSFER)
+    mode = getattr(getattr(spec, "kv_quant_mode", None), "name", PLAIN_SCALES[0])
+    if mode not in PLAIN_SCALES:
+        raise UnsupportedEngineError(
+            f"{name}.kv_quant_mode",
+            " or ".join(PLAIN_SCALES),
+            mode,
+            "scales made at run time are not handed over: use --kv-cache-dtype fp8 or auto",
+        )
     role = getattr(spec, "cache_role", None)
     if getattr(role, "value", "sparse") != "sparse":
         raise UnsupportedEngineError(f"{name}.cache_role", "keys and values", role, NO_TRANSFER)
@@ -93,11 +105,6 @@ def _check_sharded_state(spec: Any) -> None:
             spec.shapes,
             NO_TRANSFER,
         )
-
-
-def state_type(spec: Any) -> str:
-    """vLLM's name of a kind of state, such as MAMBA2."""
-    return str(getattr(spec.mamba_type, "name", spec.mamba_type))
 
 
 def dtype_name(dtype: Any) -> str:
@@ -173,10 +180,6 @@ class LayerBuilder:
     def _packing_of(self, name: str, tensor: Any) -> str:
         if tensor.device.type != "cpu":
             return "token"
-        if tensor.element_size() == 1:
-            raise UnsupportedEngineError(
-                "kv_cache_dtype", "auto on a CPU", tensor.dtype, "fp8 needs a GPU"
-            )
         layer = self._vllm_config.compilation_config.static_forward_context.get(name)
         isa = getattr(layer, "isa", None)
         packing = CPU_PACKINGS.get(isa or "")

@@ -54,7 +54,13 @@ from hybridpd_geometry.compatibility import (
     tp_problems,
 )
 from hybridpd_geometry.descriptors import DescriptorTable, IdBatch, IdRun, build_table
-from hybridpd_geometry.dtypes import AUTO, DTYPE_BYTES, canonical_dtype, element_bytes
+from hybridpd_geometry.dtypes import (
+    AUTO,
+    DTYPE_BYTES,
+    KV_DTYPES,
+    canonical_dtype,
+    element_bytes,
+)
 from hybridpd_geometry.engine import (
     WIRE_VERSION,
     EngineGeometry,
@@ -67,7 +73,15 @@ from hybridpd_geometry.engine import (
 from hybridpd_geometry.errors import GeometryError, UnknownModelError, UnsupportedModelError
 from hybridpd_geometry.exact import divide_exact
 from hybridpd_geometry.facts import AttentionFacts, EngineFacts, ModelFacts, StateFacts
-from hybridpd_geometry.families import CARRIED, FAMILIES, STATE_MODES, conv_columns, state_sections
+from hybridpd_geometry.families import (
+    CARRIED,
+    FAMILIES,
+    PROMPT_DRAFTS,
+    SOUND_SINCE,
+    STATE_MODES,
+    conv_columns,
+    state_sections,
+)
 from hybridpd_geometry.layers import (
     ATTENTION,
     STATE,
@@ -108,6 +122,9 @@ __all__ = [
     "EngineFacts",
     "EngineGeometry",
     "FAMILIES",
+    "KV_DTYPES",
+    "PROMPT_DRAFTS",
+    "SOUND_SINCE",
     "GeometryError",
     "Group",
     "IdBatch",

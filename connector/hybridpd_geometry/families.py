@@ -130,6 +130,13 @@ CARRIED: Mapping[str, str] = MappingProxyType(
 STATE_MODES = ("none", "align")
 """Values of vLLM's `--mamba-cache-mode` in which one block holds all of a request's state."""
 
+PROMPT_DRAFTS = ("ngram", "ngram_gpu", "suffix")
+"""Speculative methods that draft from the prompt itself, without a model and a cache of its own."""
+
+SOUND_SINCE: Mapping[str, tuple[int, int]] = MappingProxyType({"gdn": (0, 31), "kda": (0, 31)})
+"""The first vLLM that computes a family's prompts of one token from an empty state: 0.30 takes
+them for a decode step and goes on from what an earlier request left in the block."""
+
 
 def family_of(facts: StateFacts) -> Family:
     """The table row of `facts`, after checking that every dimension it needs is there."""

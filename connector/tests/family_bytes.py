@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from geometry_cases import block_count, dealt_blocks
-from geometry_families import ROWS
+from geometry_families import ROWS, Row
 from geometry_reads import content_map, wrong_sections
 from geometry_reference import RankMemory, make_state
 
@@ -24,10 +24,12 @@ from hybridpd_connector.read_tables import row_array
 from hybridpd_connector.request_ranges import RequestRanges
 from hybridpd_connector.tail_zeros import TailZeros
 from hybridpd_geometry import (
+    AttentionFacts,
     CacheLayout,
     EngineFacts,
     RankPlacement,
     ReadRequest,
+    StateFacts,
     build_table,
     layout_of,
     plan_engine,
@@ -35,6 +37,13 @@ from hybridpd_geometry import (
     predict,
 )
 
+EIGHT_BITS = Row(
+    StateFacts("mamba2", inner=32, heads=16, head_dim=2, state_size=3, groups=8),
+    AttentionFacts(16, 2, 16, 16),
+    (1, 2, 4, 8),
+)
+"""A model whose cache is stored in fp8, with heads as wide as the CPU's lanes."""
+PACKINGS = ("token", "cpu_vec", "cpu_amx")
 TP_PAIRS = ((1, 1), (1, 2), (2, 1), (2, 4))
 BLOCKS = {"equal blocks": ((1, 1), (1, 1)), "other blocks": ((3, 2), (2, 4))}
 """Per side: `--block-size` in units of 16 tokens, and kernel blocks in a block."""
@@ -44,8 +53,11 @@ _serial = itertools.count()
 
 
 def layout(name: str, tp_size: int, multiple: int, ratio: int) -> CacheLayout:
-    model = ROWS[name].model(name)
-    engine = EngineFacts(tp_size, block_size=16 * multiple)
+    return layout_with(ROWS[name], EngineFacts(tp_size, block_size=16 * multiple), ratio, name)
+
+
+def layout_with(row: Row, engine: EngineFacts, ratio: int, name: str) -> CacheLayout:
+    model = row.model(name)
     kernel = plan_engine(model, engine).block_tokens // ratio
     return layout_of(model, dataclasses.replace(engine, kernel_block_tokens=kernel), name)
 
@@ -140,7 +152,24 @@ class FamilyBytes:
         self, name: str, p_tp: int, d_tp: int, blocks: str
     ) -> None:
         sides = BLOCKS[blocks]
-        source, destination = layout(name, p_tp, *sides[0]), layout(name, d_tp, *sides[1])
+        self.check(layout(name, p_tp, *sides[0]), layout(name, d_tp, *sides[1]))
+
+    @pytest.mark.parametrize("blocks", BLOCKS)
+    @pytest.mark.parametrize(("p_tp", "d_tp"), TP_PAIRS)
+    @pytest.mark.parametrize("packing", PACKINGS)
+    def test_every_section_of_an_fp8_cache_is_a_single_engines(
+        self, packing: str, p_tp: int, d_tp: int, blocks: str
+    ) -> None:
+        sides = []
+        for tp_size, (multiple, ratio) in zip((p_tp, d_tp), BLOCKS[blocks], strict=True):
+            engine = EngineFacts(
+                tp_size, kv_dtype="fp8_e4m3", block_size=64 * multiple, packing=packing
+            )
+            sides.append(layout_with(EIGHT_BITS, engine, ratio, "fp8"))
+        assert {side.kv_dtype for side in sides} == {"fp8_e4m3"}
+        self.check(*sides)
+
+    def check(self, source: CacheLayout, destination: CacheLayout) -> None:
         request = request_between(source, destination)
         tokens = request.tokens
         made = make_state(source, tokens, seed=tokens)

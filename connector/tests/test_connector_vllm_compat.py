@@ -7,6 +7,7 @@ import pytest
 from hybridpd_connector.settings import SETTINGS
 from hybridpd_connector.sum_board import MODES
 from hybridpd_connector.vllm_compat import (
+    HYBRID_NGRAM,
     EngineSettings,
     UnsupportedEngineError,
     check_allocator,
@@ -18,6 +19,7 @@ from hybridpd_connector.vllm_compat import (
     check_setting_names,
     check_settings,
     check_side_channel_host,
+    check_unproven,
     check_version,
     settings_of,
 )
@@ -103,6 +105,9 @@ def test_other_cache_layouts_are_refused(layout):
         ("sleep_mode", True, "remove --enable-sleep-mode"),
         ("permutes_cache", True, "enable_permute_local_kv"),
         ("draft_method", "mtp", r"speculative_config\.method.*use ngram"),
+        ("kv_dtype", "fp8_per_token_head", r"kv_cache_dtype.*use --kv-cache-dtype fp8 or auto"),
+        ("kv_dtype", "nvfp4", "scales made at run time are not handed over"),
+        ("scales_at_run_time", True, "remove --calculate-kv-scales"),
     ],
 )
 def test_settings_that_are_refused(field, value, words):
@@ -111,15 +116,37 @@ def test_settings_that_are_refused(field, value, words):
         check_settings(EngineSettings(**{**GOOD, field: value}))
 
 
-@pytest.mark.parametrize(("has_state", "on_cpu", "refused"), [(1, 1, 1), (1, 0, 0), (0, 1, 0)])
-def test_ngrams_of_a_hybrid_model_are_refused_on_a_cpu(has_state, on_cpu, refused):
-    """There vLLM's own tokens are wrong; a GPU and a dense model do not have that kernel."""
-    more = {"draft_method": "ngram", "has_state": bool(has_state), "on_cpu": bool(on_cpu)}
+@pytest.mark.parametrize("unproven", [(), (HYBRID_NGRAM,)])
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("states", [(), ("MAMBA2",), ("GDN_ATTN",), ("SHORT_CONV",)])
+def test_ngrams_of_a_hybrid_model_are_refused(states, on_cpu, unproven):
+    """A dense model takes them. On a CPU, vLLM's own tokens are wrong: nothing carries them."""
+    more = {"draft_method": "ngram", "state_types": states, "on_cpu": on_cpu, "unproven": unproven}
     settings = EngineSettings(**{**GOOD, **more})
-    if not refused:
+    if not states or (unproven and not on_cpu):
         check_settings(settings)
         return
     with pytest.raises(UnsupportedEngineError, match="remove --speculative-config"):
+        check_settings(settings)
+
+
+@pytest.mark.parametrize("value", ["hybrid_ngram", None, ["mtp"], [[]], {"hybrid_ngram": True}])
+def test_what_is_unproven_is_called_by_its_name(value):
+    assert check_unproven([HYBRID_NGRAM]) == (HYBRID_NGRAM,)
+    assert check_unproven(()) == ()
+    with pytest.raises(UnsupportedEngineError, match=r"unproven: expected a list of hybrid_ngram"):
+        check_unproven(value)
+
+
+@pytest.mark.parametrize("version", ["0.30.0", "0.30.2+cpu", "0.31.0", "0.33.0"])
+@pytest.mark.parametrize("states", [(), ("MAMBA2",), ("GDN_ATTN",), ("MAMBA2", "GDN_ATTN")])
+def test_states_that_begin_wrong_are_refused(states, version):
+    """vLLM 0.30 starts a prompt of one token of these models from a state of somebody else."""
+    settings = EngineSettings(**{**GOOD, "version": version, "state_types": states})
+    if version.startswith("0.30") and "GDN_ATTN" in states:
+        with pytest.raises(UnsupportedEngineError, match=r"use an image with vLLM 0\.31 or later"):
+            check_settings(settings)
+    else:
         check_settings(settings)
 
 

@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    KVQuantMode,
     MambaSpec,
     SlidingWindowSpec,
 )
@@ -252,17 +253,30 @@ def test_specifications_that_are_refused(specs, words):
 
 
 def eight_bits(rank):
-    for name in ATTENTION:
-        raw = rank.storage.view(2 * BLOCKS, 4, 2, BLOCK_TOKENS, 64)[:BLOCKS, 0]
-        rank.tensors[name] = raw.view(torch.uint8)
+    pages = rank.storage.view(torch.uint8).view(2, BLOCKS, PAGE_BYTES)[..., : PAGE_BYTES // 4]
+    for slot, name in enumerate(ATTENTION):
+        rank.tensors[name] = pages[slot].unflatten(1, (2, BLOCK_TOKENS, 64))
 
 
-@pytest.mark.parametrize("setting", ["fp8", "fp8_e5m2"])
-def test_eight_bits_are_for_gpus(setting):
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [("fp8", "fp8_e4m3"), ("fp8_e4m3", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2")],
+)
+def test_eight_bits_are_told_apart_by_their_setting(setting, name):
     rank = Rank(attention=attention_spec(dtype=torch.uint8, page_size_padded=PAGE_BYTES))
     rank.vllm.cache_config.cache_dtype = setting
     eight_bits(rank)
-    with pytest.raises(UnsupportedEngineError, match="fp8 needs a GPU"):
+    layout = rank.read().layout
+    assert (layout.kv_dtype, layout.packing) == (name, "cpu_vec")
+    (heads,) = layout.by_name[ATTENTION[0]].sections
+    assert heads.section.unit_bytes == 64  # a token of one head, keys and values
+
+
+def test_scales_beside_the_values_are_refused():
+    spec = attention_spec(dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TOKEN_HEAD)
+    rank = Rank(attention=spec)
+    eight_bits(rank)
+    with pytest.raises(UnsupportedEngineError, match="scales made at run time"):
         rank.read()
 
 

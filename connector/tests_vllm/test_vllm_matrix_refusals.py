@@ -4,11 +4,14 @@ Real configurations of vLLM, made by its own argument parser's dataclass; three 
 started, to see that the sentence reaches the log and the engine ends.
 """
 
+import dataclasses
 import types
+import typing
 
 import pytest
 
 from hybridpd_connector.vllm_compat import UnsupportedEngineError, check_engine
+from hybridpd_geometry import KV_DTYPES
 from hybridpd_testkit.engines import SHIPPED, EngineFailedError, EngineSpec, base_environment
 
 NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}')
@@ -97,6 +100,7 @@ def test_vllm_matrix_refusals_of_a_real_configuration(
         ("parallel_config", "prefill_context_parallel_size", 2, r"context parallel.*tensor"),
         ("model_config", "enable_sleep_mode", True, r"remove --enable-sleep-mode"),
         ("kv_transfer_config", "engine_id", "e" * 400, r"engine_id: expected 1 to 256"),
+        ("cache_config", "calculate_kv_scales", True, r"remove --calculate-kv-scales"),
     ],
 )
 def test_vllm_matrix_refusals_of_what_a_cpu_cannot_be_asked(
@@ -107,6 +111,36 @@ def test_vllm_matrix_refusals_of_what_a_cpu_cannot_be_asked(
     object.__setattr__(getattr(config, part), field, value)
     with pytest.raises(UnsupportedEngineError, match=sentence):
         check_engine(config, None)
+
+
+def carried_and_refused_kv_dtypes():
+    """Every value of this vLLM's `--kv-cache-dtype`: a new one has to be looked at."""
+    from vllm.config.cache import CacheDType
+
+    names = typing.get_args(CacheDType)
+    assert set(KV_DTYPES) <= set(names)
+    return KV_DTYPES, sorted(set(names) - set(KV_DTYPES))
+
+
+def test_vllm_matrix_refusals_of_caches_with_scales_of_their_own(pool, monkeypatch):
+    """Scales made at run time, packed values, and layouts of one kernel only."""
+    config = configuration(pool, monkeypatch)
+    carried, others = carried_and_refused_kv_dtypes()
+    assert {"fp8_per_token_head", "int8_per_token_head", "nvfp4", "fp8_ds_mla"} <= set(others)
+    for name in carried:
+        config.cache_config.cache_dtype = name
+        check_engine(config, None)
+    for name in others:
+        config.cache_config.cache_dtype = name
+        with pytest.raises(UnsupportedEngineError, match=r"use --kv-cache-dtype fp8 or auto"):
+            check_engine(config, None)
+
+
+def test_vllm_matrix_refusals_know_of_no_scales_by_a_flag():
+    """vLLM 0.30 and later have no `--calculate-kv-scales`; older configurations are refused."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    assert "calculate_kv_scales" not in {field.name for field in dataclasses.fields(EngineArgs)}
 
 
 @pytest.mark.parametrize("method", ["mtp", "eagle", "eagle3", "draft_model", "medusa"])
@@ -128,7 +162,6 @@ def test_vllm_matrix_refusals_of_offloading_by_vllm_itself(pool, monkeypatch):
     ("arguments", "environment", "sentence"),
     [
         (("--pipeline-parallel-size", "2"), {}, "pipeline_parallel_size: expected 1, got 2"),
-        (("--kv-cache-dtype", "fp8"), {}, "kv_cache_dtype: expected auto on a CPU"),
         (NGRAM, {}, "speculative_config: expected none for a hybrid model on a CPU"),
         (
             (),

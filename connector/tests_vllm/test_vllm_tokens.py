@@ -6,9 +6,22 @@ quietly recomputes, so each request also asserts what D counted.
 
 import functools
 
+import pytest
+from vllm import __version__
+
+from hybridpd_connector.vllm_compat import check_version
+from hybridpd_geometry import SOUND_SINCE
 from hybridpd_testkit import near_ties
-from hybridpd_testkit.expectations import MAX_TOKENS, ideal_bytes, prompts, reference_tokens
-from hybridpd_testkit.pd_client import Pair, leases_held, measured, wait_until
+from hybridpd_testkit.checkpoint_families import FAMILIES
+from hybridpd_testkit.engines import EngineFailedError, EngineSpec
+from hybridpd_testkit.expectations import (
+    MAX_TOKENS,
+    ideal_bytes,
+    prompts,
+    random_prompt,
+    reference_tokens,
+)
+from hybridpd_testkit.pd_client import Pair, complete, leases_held, measured, wait_until
 
 KINDS = {(1, 1): ("p1", "d1"), (1, 2): ("p1", "e2"), (2, 1): ("e2", "d1")}
 
@@ -110,15 +123,43 @@ def test_vllm_tokens_granite_4_h_tp2_to_tp1(pool):
 
 # Gated DeltaNet in bfloat16; blocks of 640 tokens on TP 1 and 384 on TP 2.
 
+DELTA_IS_SOUND = check_version(__version__) >= SOUND_SINCE["gdn"]
+needs_sound_delta = pytest.mark.skipif(
+    not DELTA_IS_SOUND,
+    reason="this vLLM is refused for Gated DeltaNet: "
+    "test_vllm_tokens_qwen3_next_where_one_engine_is_wrong",
+)
 
+
+@pytest.mark.matrix
+def test_vllm_tokens_qwen3_next_where_one_engine_is_wrong(pool):
+    """A plain engine of vLLM 0.30 answers a prompt of one token by what used its block before. It
+    is refused; since 0.31 such prompts have one answer."""
+    checkpoint, dtype = pool.checkpoint("qwen3-next"), FAMILIES["qwen3-next"].dtype
+    with pool.own(EngineSpec("alone", checkpoint, dtype=dtype, num_blocks=40)) as (alone,):
+        answers = set()
+        for seed in range(6):
+            answers.add(complete(alone, [130], 4).tokens)
+            complete(alone, random_prompt(300, seed), 4)
+    assert (len(answers) == 1) == DELTA_IS_SOUND, answers
+    if not DELTA_IS_SOUND:
+        spec = EngineSpec("old", checkpoint, dtype=dtype, role="kv_producer")
+        with pytest.raises(EngineFailedError, match="ended with exit code"), pool.own(spec):
+            pytest.fail("the engine has started")
+        assert "expected 0.31 or later for a model with Gated DeltaNet" in pool.log_of("old")
+
+
+@needs_sound_delta
 def test_vllm_tokens_qwen3_next_tp1_to_tp1(pool):
     check_tokens_but_for_ties(pool, "qwen3-next", 1, 1)
 
 
+@needs_sound_delta
 def test_vllm_tokens_qwen3_next_tp1_to_tp2(pool):
     check_tokens_but_for_ties(pool, "qwen3-next", 1, 2)
 
 
+@needs_sound_delta
 def test_vllm_tokens_qwen3_next_tp2_to_tp1(pool):
     check_tokens_but_for_ties(pool, "qwen3-next", 2, 1)
 

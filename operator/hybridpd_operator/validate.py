@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridpd_geometry import (
+    PROMPT_DRAFTS,
+    SOUND_SINCE,
     STATE_MODES,
     CacheLayout,
     EngineFacts,
@@ -18,7 +20,6 @@ from hybridpd_geometry import (
     ModelFacts,
     TpProblem,
     compare,
-    element_bytes,
     layout_of,
     plan_engine,
     tp_problems,
@@ -39,7 +40,7 @@ from hybridpd_operator.problems import (
     Problem,
 )
 from hybridpd_operator.spec import CPU, Service, parse_service
-from hybridpd_operator.validate_spec import spec_problems
+from hybridpd_operator.validate_spec import minor_of, spec_problems
 
 _MIB_BYTES = 1 << 20
 #: Smallest attention block of the platform, in tokens: an inflated block is a multiple of it.
@@ -207,16 +208,51 @@ def check_startable(pair: Pair) -> Iterator[Problem]:
     """What the connector refuses when an engine starts, told before one does."""
     engine, found = pair.service.spec.engine, dict[Problem, None]()
     for role, settings in pair.settings.items():
-        mode, layout = settings.mamba_cache_mode, pair.layouts.get(role)
+        args, mode = f"spec.{role}.extraArgs", settings.mamba_cache_mode
         if engine.prefix_caching and mode is not None and mode not in STATE_MODES:
-            where = settings.origin.get("mamba-cache-mode", f"spec.{role}.extraArgs")
+            where = settings.origin.get("mamba-cache-mode", args)
             text = f"expected {' or '.join(STATE_MODES)}, got {mode}; remove --mamba-cache-mode"
             found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
-        if engine.device == CPU and layout and element_bytes(layout.kv_dtype, "kv_dtype") == 1:
-            where = settings.origin.get("kv-cache-dtype", "spec.engine.kvCacheDtype")
-            text = f"expected auto on a CPU, got {layout.kv_dtype}, which needs a GPU; use auto"
+        if (text := _drafting(pair, settings)) is not None:
+            drafts = (settings.origin.get(flag) for flag in _DRAFT_FLAGS)
+            where = next((path for path in drafts if path), args)
             found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
     yield from found  # a setting of both roles is told once
+
+
+_DRAFT_FLAGS = ("speculative-config", "spec-method", "spec-tokens", "spec-model")
+
+
+def _drafting(pair: Pair, settings: EngineSettings) -> str | None:
+    """What is wrong with how an engine drafts tokens."""
+    method = settings.spec_method
+    if method is not None and method not in PROMPT_DRAFTS:
+        return (
+            f"expected {' or '.join(PROMPT_DRAFTS)}, got {method}: a drafting model's cache is not "
+            "handed over; use ngram, or no --speculative-config"
+        )
+    if (method or settings.spec_tokens) and pair.model.state is not None:
+        return (
+            f"expected no speculation for a hybrid model, got {method or settings.spec_tokens}: "
+            "no test has shown its tokens right; remove --speculative-config"
+        )
+    return None
+
+
+def check_version(pair: Pair) -> Iterator[Problem]:
+    """The stated vLLM computes this kind of state right."""
+    engine, family = pair.service.spec.engine, pair.model.state.family if pair.model.state else ""
+    since, stated = SOUND_SINCE.get(family), engine.stated_version
+    minor = minor_of(stated or "")
+    if since is not None and minor is not None and (0, minor) < since:
+        first = ".".join(map(str, since))
+        text = (
+            f"expected vLLM {first} or later for a model with {family} layers, got {stated}: it "
+            "starts a prompt of one token from the state of an earlier request; use an image with "
+            f"vLLM {first} or later"
+        )
+        field = "vllmVersion" if engine.vllm_version else "image"
+        yield Problem(IMPOSSIBLE_ENGINE, f"spec.engine.{field}", text)
 
 
 def check_max_model_len(pair: Pair) -> Iterator[Problem]:
@@ -313,6 +349,7 @@ PAIR_CHECKS: tuple[Check, ...] = (
     check_tensor_parallel,
     check_planned,
     check_startable,
+    check_version,
     check_max_model_len,
     check_overrides,
     check_layouts,

@@ -99,14 +99,19 @@ def check_version(service: Service) -> Iterator[Problem]:
     version = engine.stated_version
     if version is None:
         return
-    found = _VERSION.match(version)
-    if found is None or int(found.group(1)) not in SUPPORTED_MINORS:
+    if minor_of(version) not in SUPPORTED_MINORS:
         field = "spec.engine.vllmVersion" if stated else "spec.engine.image"
         text = (
             f"expected vLLM 0.{SUPPORTED_MINORS[0]} to 0.{SUPPORTED_MINORS[-1]}, got {version}; "
             "use an image with one of these"
         )
         yield Problem(UNSUPPORTED_VERSION, field, text)
+
+
+def minor_of(version: str) -> int | None:
+    """32 of `0.32.0`; None when it is no version of vLLM 0."""
+    found = _VERSION.match(version)
+    return int(found.group(1)) if found else None
 
 
 def check_drain(service: Service) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from test_operator_validation import judge
 
 from hybridpd_operator import problems
 
+NGRAM = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
 MODE_ALL = {"extraArgs": ["--mamba-cache-mode=all"]}
 
 
@@ -25,12 +26,27 @@ MODE_ALL = {"extraArgs": ["--mamba-cache-mode=all"]}
             ("none or align", "got all"),
         ),
         (
-            {"device": "CPU", "kvCacheDtype": "fp8"},
-            "spec.engine.kvCacheDtype",
-            ("auto on a CPU", "fp8_e4m3"),
+            {"extraArgs": ["--max-num-seqs=8", *NGRAM]},
+            "spec.engine.extraArgs[1]",
+            ("no speculation for a hybrid model", "ngram", "remove --speculative-config"),
+        ),
+        (
+            {"extraArgs": ["--spec-tokens=2"]},
+            "spec.engine.extraArgs[0]",
+            ("no speculation for a hybrid model", "got 2"),
+        ),
+        (
+            {"extraArgs": ["--speculative-config.method=mtp"]},
+            "spec.engine.extraArgs[0]",
+            ("ngram or ngram_gpu or suffix", "got mtp", "no --speculative-config"),
+        ),
+        (
+            {"extraArgs": ["--kv-cache-dtype=fp8_per_token_head"]},
+            "spec.prefill",
+            ("kv_dtype", "fp8_per_token_head"),
         ),
     ],
-    ids=["mode", "fp8 on a CPU"],
+    ids=["mode", "ngram", "drafts", "mtp", "scales"],
 )
 def test_an_engine_that_would_refuse_is_not_started(
     engine: dict[str, Any], field: str, parts: tuple[str, ...]
@@ -38,7 +54,8 @@ def test_an_engine_that_would_refuse_is_not_started(
     verdict = judge({"engine": engine})
     assert verdict.accepted
     assert not verdict.may_start
-    (found,) = verdict.model_problems
+    found, *of_the_other_role = verdict.model_problems
+    assert all(one.message == found.message for one in of_the_other_role)
     assert (found.reason, found.field) == (problems.IMPOSSIBLE_ENGINE, field)
     assert [part for part in parts if part not in found.message] == []
 
@@ -48,9 +65,33 @@ def test_an_engine_that_would_refuse_is_not_started(
     [
         MODE_ALL,  # without prefix caching vLLM puts it back to none
         {"prefixCaching": True, "extraArgs": ["--mamba-cache-mode=align"]},
-        {"device": "CPU", "kvCacheDtype": "auto"},
-        {"kvCacheDtype": "fp8"},
+        {"device": "CPU", "kvCacheDtype": "fp8"},
+        {"kvCacheDtype": "fp8_e5m2"},
     ],
 )
 def test_an_engine_that_starts_is_started(engine: dict[str, Any]) -> None:
     assert judge({"engine": engine}).problems == ()
+
+
+@pytest.mark.parametrize("stated", [{"vllmVersion": "0.30.1"}, {"image": "e/vllm:v0.30.1"}])
+@pytest.mark.parametrize(
+    ("model", "sound"), [("Qwen/Qwen3-Next-80B-A3B-Instruct", False), (None, True)]
+)
+def test_a_state_that_begins_wrong_is_not_started(
+    stated: dict[str, str], model: str | None, sound: bool
+) -> None:
+    verdict = judge({"engine": stated, **({"model": {"id": model}} if model else {})})
+    if sound:
+        assert verdict.problems == ()
+        return
+    (found,) = verdict.model_problems
+    (name,) = stated
+    assert (found.reason, found.field) == (problems.IMPOSSIBLE_ENGINE, f"spec.engine.{name}")
+    assert "expected vLLM 0.31 or later for a model with gdn layers, got " in found.message
+    assert "use an image with vLLM 0.31 or later" in found.message
+
+
+@pytest.mark.parametrize("stated", ["0.31.0", "0.33.0", "unreadable"])
+def test_a_state_that_begins_right_is_started(stated: str) -> None:
+    qwen = {"model": {"id": "Qwen/Qwen3-Next-80B-A3B-Instruct"}}
+    assert judge({"engine": {"vllmVersion": stated}, **qwen}).model_problems == ()
