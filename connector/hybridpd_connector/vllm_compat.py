@@ -275,7 +275,7 @@ def _check_drafting(settings: EngineSettings) -> None:
             "speculative_config",
             "none for a hybrid model on a CPU",
             settings.draft_method,
-            "its tokens are wrong there, with a connector or without: remove --speculative-config",
+            "vLLM itself is wrong there, with a connector or without: remove --speculative-config",
         )
     if settings.has_state and HYBRID_NGRAM not in settings.unproven:
         raise UnsupportedEngineError(

@@ -9,6 +9,9 @@ lane and must start and end on a multiple of `tile_tokens`.
     cpu_amx  (CPU)  K in tiles of 16 tokens, V in lanes of 16 features and tiles of 2 tokens
     latent   (MLA)  one latent vector per token, no heads
 
+fp8 changes no order: an element is one byte instead of two or four, also where the tiles of cpu_amx
+pair two of them.
+
 Source: vLLM `v1/attention/backends/cpu_attn.py` and `csrc/cpu` for the CPU rows,
 `v1/kv_cache_interface.py` (content = K|V per head and token) for the others.
 """

@@ -4,14 +4,14 @@ The same class runs on the real agent in ``connector/tests_vllm/test_vllm_family
 """
 
 import pytest
-from family_bytes import FamilyBytes, Rank, layout, load
+from family_bytes import EIGHT_BITS, PACKINGS, FamilyBytes, Rank, layout, layout_with, load
 from geometry_cases import dealt_blocks
 from geometry_reads import wrong_sections
 from geometry_reference import make_state
 
 from hybridpd_connector.agent_api import Agent
 from hybridpd_connector.agent_fake import FakeAgent, FakeNetwork
-from hybridpd_geometry import ReadRequest
+from hybridpd_geometry import EngineFacts, ReadRequest, plan_pair, predict
 
 
 class TestFakeFamilyBytes(FamilyBytes):
@@ -42,3 +42,17 @@ def test_a_wrong_byte_is_named_by_its_section(section: str) -> None:
     d.memory.bytes[d.memory.page_at(layer, blocks.groups[layer.group][-1]) + offset] ^= 1
     (wrong,) = wrong_sections(d.memory, made, blocks)
     assert wrong.startswith(f"{layer.name}.{section},")
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_fp8_halves_what_attention_moves(packing: str) -> None:
+    """In every packing; that the right bytes move is shown above, for the same layouts."""
+    moved = []
+    for dtype in ("bfloat16", "fp8_e5m2"):
+        engine = EngineFacts(1, kv_dtype=dtype, block_size=64, packing=packing)
+        side = layout_with(EIGHT_BITS, engine, 1, "fp8")
+        moved.append(predict(plan_pair(side, side, 0), 40).by_section)
+    wide, narrow = moved
+    halved = {name for name in wide if wide[name] == 2 * narrow[name]}
+    assert halved == ({"kv"} if packing == "token" else {"k", "v"})
+    assert {name for name in wide if wide[name] == narrow[name]} == {"x", "B", "C", "ssm"}

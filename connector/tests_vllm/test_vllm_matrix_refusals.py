@@ -5,23 +5,28 @@ started, to see that the sentence reaches the log and the engine ends.
 """
 
 import dataclasses
+import json
+import shutil
 import types
 import typing
 
 import pytest
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from hybridpd_connector.vllm_compat import UnsupportedEngineError, check_engine
 from hybridpd_geometry import KV_DTYPES
+from hybridpd_testkit.checkpoint_families import FAMILIES
 from hybridpd_testkit.engines import SHIPPED, EngineFailedError, EngineSpec, base_environment
 
-NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}')
+NGRAM_CONFIG = {"method": "ngram", "num_speculative_tokens": 2}
+NGRAM = ("--speculative-config", json.dumps(NGRAM_CONFIG))
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of torch and vLLM, while they are imported
 ]
 
 
-def configuration(pool, monkeypatch, transfer=(), **arguments):
-    """A VllmConfig of the tiny Nemotron-H with our connector."""
+def configuration(pool, monkeypatch, transfer=(), family="nemotron-h", **arguments):
+    """A VllmConfig of a tiny checkpoint, Nemotron-H for one, with our connector."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
@@ -33,9 +38,9 @@ def configuration(pool, monkeypatch, transfer=(), **arguments):
         "kv_role": "kv_producer",
         **dict(transfer),
     }
+    arguments.setdefault("model", str(pool.checkpoint(family)))
     return EngineArgs(
-        model=str(pool.checkpoint("nemotron-h")),
-        dtype="float32",
+        dtype=FAMILIES[family].dtype,
         max_model_len=1024,
         enforce_eager=True,
         kv_transfer_config=KVTransferConfig(**settings),
@@ -52,7 +57,6 @@ def configuration(pool, monkeypatch, transfer=(), **arguments):
         ({"data_parallel_size": 2}, "align"),
         ({"async_scheduling": True}, "align"),
         ({"tensor_parallel_size": 2}, "align"),
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "align"),
     ],
     ids=str,
 )
@@ -141,6 +145,48 @@ def test_vllm_matrix_refusals_know_of_no_scales_by_a_flag():
     from vllm.engine.arg_utils import EngineArgs
 
     assert "calculate_kv_scales" not in {field.name for field in dataclasses.fields(EngineArgs)}
+
+
+def test_vllm_matrix_refusals_of_what_a_gpu_would_be_asked(pool, monkeypatch):
+    """N-grams of a hybrid model; on a GPU a setting carries them, on a CPU none does."""
+    from vllm.v1.kv_cache_interface import KVCacheGroupSpec, MambaSpec
+
+    for extra, device, sentence in (
+        ({}, "cuda", "no test has shown its tokens right"),
+        ({"unproven": ["hybrid_ngram"]}, "cpu", "vLLM itself is wrong there"),
+        ({"unproven": ["hybrid_ngram"]}, "cuda", None),
+    ):
+        transfer = {"kv_connector_extra_config": extra}
+        config = configuration(pool, monkeypatch, transfer, speculative_config=NGRAM_CONFIG)
+        config.device_config.device_type = device
+        state = MambaSpec(
+            block_size=16, shapes=((4, 3),), dtypes=(config.model_config.dtype,),
+            mamba_type=MambaAttentionBackendEnum.MAMBA2,
+        )  # fmt: skip
+        cache = types.SimpleNamespace(kv_cache_groups=[KVCacheGroupSpec(["layer"], state)])
+        if sentence is None:
+            assert check_engine(config, cache).draft_method == "ngram"
+            continue
+        with pytest.raises(UnsupportedEngineError, match=sentence):
+            check_engine(config, cache)
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "nemotron-h"])
+def test_vllm_matrix_refusals_of_heads_that_draft(pool, monkeypatch, tmp_path, family):
+    """Models that bring their own drafting layers, as vLLM reads them."""
+    checkpoint = shutil.copytree(pool.checkpoint(family), tmp_path / family)
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_nextn_predict_layers": 1}))
+    config = configuration(
+        pool,
+        monkeypatch,
+        family=family,
+        model=str(checkpoint),
+        speculative_config={"method": "mtp", "num_speculative_tokens": 1},
+    )
+    assert config.speculative_config.method == "mtp"
+    with pytest.raises(UnsupportedEngineError, match="a drafting model's cache is not handed over"):
+        check_engine(config, None)
 
 
 @pytest.mark.parametrize("method", ["mtp", "eagle", "eagle3", "draft_model", "medusa"])

@@ -1,16 +1,18 @@
 """Speculative decoding by n-grams on a dense model: on both sides or on one, tokens are right.
 
-A hybrid model that speculates is refused on a CPU at start, since vLLM's convolution there does not
-look at how many drafted tokens were accepted: test_vllm_matrix_refusals.py. That other numbers of
-drafted tokens do not pair on a hybrid model is shown in test_geometry_compatibility.py.
+A hybrid model that speculates is refused at start: test_vllm_matrix_refusals.py. Why a CPU cannot
+show it: vLLM's convolutions there do not look at how many drafted tokens were accepted. That other
+numbers of drafted tokens do not pair is shown in test_geometry_compatibility.py.
 """
 
 import json
 
 import pytest
 
+from hybridpd_testkit.checkpoint_families import FAMILIES
 from hybridpd_testkit.engines import EngineSpec
 from hybridpd_testkit.expectations import random_prompt
+from hybridpd_testkit.near_ties import reference_of
 from hybridpd_testkit.pd_client import Pair, complete, evidence, require_nothing_left
 
 TOKENS = 40
@@ -63,3 +65,19 @@ def test_vllm_matrix_speculation_on_a_dense_llama(engines, prefill, decode):
     drafted = growth.total("vllm:spec_decode_num_draft_tokens_total")
     assert (drafted > 0) == (decode == 1)
     require_nothing_left(pair.prefill, pair.decode)
+
+
+@pytest.mark.parametrize("family", ["nemotron-h", "lfm2"])
+def test_vllm_matrix_speculation_on_one_hybrid_engine(pool, family):
+    """One plain engine: its drafts change tokens of which it was sure. When this fails, vLLM has
+    learnt it, and the refusal of hybrid models on CPUs has to be looked at."""
+    checkpoint, dtype = pool.checkpoint(family), FAMILIES[family].dtype
+    with pool.own(
+        EngineSpec("one-plain", checkpoint, dtype=dtype),
+        EngineSpec("one-drafting", checkpoint, dtype=dtype, arguments=NGRAM),
+    ) as (plain, drafting):
+        prompt = repetitive(113, 43)
+        reference = reference_of(plain, prompt, TOKENS)
+        tokens = complete(drafting, prompt, TOKENS).tokens
+    with pytest.raises(ValueError, match=r"which leads by"):
+        reference.agreement(tokens)

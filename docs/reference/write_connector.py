@@ -151,6 +151,18 @@ BAD: tuple[tuple[str, Callable[[], object]], ...] = (
     ("sleep mode", _settings(sleep_mode=True)),
     ("permuted local KV", _settings(permutes_cache=True)),
     ("drafting model", _settings(draft_method="mtp")),
+    ("speculation on a hybrid model", _settings(draft_method="ngram", state_types=("MAMBA2",))),
+    (
+        "the same on a CPU",
+        _settings(draft_method="ngram", state_types=("MAMBA2",), on_cpu=True),
+    ),
+    ("KV cache dtype", _settings(kv_dtype="fp8_per_token_head")),
+    ("scales made at run time", _settings(scales_at_run_time=True)),
+    (
+        "Gated DeltaNet, KDA on vLLM 0.30",
+        _settings(version="0.30.0", state_types=("GDN_ATTN",)),
+    ),
+    ("what is unproven", lambda: compat.check_unproven(["mtp"])),
     ("offloaded cache", _settings(host_pools=True)),
     ("conv state layout", lambda: compat.check_conv_layout("SD", has_state=True, tp_size=2)),
     (

@@ -213,10 +213,10 @@ def check_startable(pair: Pair) -> Iterator[Problem]:
             where = settings.origin.get("mamba-cache-mode", args)
             text = f"expected {' or '.join(STATE_MODES)}, got {mode}; remove --mamba-cache-mode"
             found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
-        if (text := _drafting(pair, settings)) is not None:
-            drafts = (settings.origin.get(flag) for flag in _DRAFT_FLAGS)
-            where = next((path for path in drafts if path), args)
-            found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
+        if (drafting := _drafting(pair, settings)) is not None:
+            flags = (settings.origin.get(flag) for flag in _DRAFT_FLAGS)
+            where = next((path for path in flags if path), args)
+            found[Problem(IMPOSSIBLE_ENGINE, where, drafting)] = None
     yield from found  # a setting of both roles is told once
 
 

@@ -13,6 +13,22 @@ from test_operator_validation import judge
 
 from hybridpd_operator import problems
 
+DENSE = {
+    "config": {
+        "inline": {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "torch_dtype": "bfloat16",
+            "vocab_size": 1024,
+            "hidden_size": 512,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "max_position_embeddings": 4096,
+        }
+    }
+}
 NGRAM = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
 MODE_ALL = {"extraArgs": ["--mamba-cache-mode=all"]}
 
@@ -95,3 +111,24 @@ def test_a_state_that_begins_wrong_is_not_started(
 def test_a_state_that_begins_right_is_started(stated: str) -> None:
     qwen = {"model": {"id": "Qwen/Qwen3-Next-80B-A3B-Instruct"}}
     assert judge({"engine": {"vllmVersion": stated}, **qwen}).model_problems == ()
+
+
+def spec_decode(tokens: int) -> dict[str, Any]:
+    config = f'{{"method": "ngram", "num_speculative_tokens": {tokens}}}'
+    return {"extraArgs": [f"--speculative-config={config}"]}
+
+
+@pytest.mark.parametrize("sides", [("decode",), ("prefill", "decode")])
+def test_drafts_of_a_dense_model_are_started(sides: tuple[str, ...]) -> None:
+    assert judge({"model": DENSE, **{role: spec_decode(3) for role in sides}}).problems == ()
+
+
+def test_drafts_on_one_side_of_a_hybrid_model_are_told_twice() -> None:
+    """That it speculates at all, and that the sides differ."""
+    found = judge({"decode": spec_decode(2)}).model_problems
+    assert [(one.reason, one.field) for one in found] == [
+        (problems.IMPOSSIBLE_ENGINE, "spec.decode.extraArgs[0]"),
+        (problems.LAYOUT_MISMATCH, "spec.decode.extraArgs[0]"),
+    ]
+    assert "0 on prefill" in found[1].message
+    assert "2 on decode" in found[1].message

@@ -20,24 +20,6 @@ NANO = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
 FALCON = "tiiuae/Falcon-H1-34B-Instruct"
 
 
-DENSE = {
-    "config": {
-        "inline": {
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            "torch_dtype": "bfloat16",
-            "vocab_size": 1024,
-            "hidden_size": 512,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 64,
-            "max_position_embeddings": 4096,
-        }
-    }
-}
-
-
 def judge(spec: dict[str, Any], name: str = "demo", **config: Any) -> Assessment:
     """The verdict on Nano at TP 2 and 2 with `spec` laid over."""
     base = {
@@ -52,11 +34,6 @@ def judge(spec: dict[str, Any], name: str = "demo", **config: Any) -> Assessment
         "spec": merge(base, spec),
     }
     return assess(resource, **config)
-
-
-def spec_decode(tokens: int) -> dict[str, Any]:
-    config = f'{{"method": "ngram", "num_speculative_tokens": {tokens}}}'
-    return {"extraArgs": [f"--speculative-config={config}"]}
 
 
 #: reason, spec, field of the problem, and parts of its message.
@@ -311,44 +288,18 @@ def test_all_problems_are_told_at_once() -> None:
         },
         {"model": {"id": "Qwen/Qwen3-Next-80B-A3B-Instruct"}, "decode": {"tensorParallelSize": 4}},
         {"decode": {"extraArgs": ["--block-size=64"]}},
-        {"model": DENSE, "prefill": spec_decode(3), "decode": spec_decode(3)},
-        {"model": DENSE, "decode": spec_decode(3)},
         {"engine": {"kvCacheDtype": "fp8", "ssmCacheDtype": "bfloat16"}},
         {"prefill": {"tensorParallelSize": 8, "gpuProducts": ["NVIDIA-H200"]}},
         {"engine": {"device": "CPU"}},
         {"prefill": {"replicas": 0}, "decode": {"replicas": 0}},
     ],
-    ids=[
-        "1-4",
-        "8-1",
-        "falcon",
-        "4-6",
-        "qwen",
-        "blocks",
-        "drafts",
-        "drafts on decode",
-        "dtypes",
-        "8",
-        "CPU",
-        "paused",
-    ],  # fmt: skip
+    ids=["1-4", "8-1", "falcon", "4-6", "qwen", "blocks", "dtypes", "8", "CPU", "paused"],
 )
 def test_pairs_that_fit(spec: dict[str, Any]) -> None:
     verdict = judge(spec)
     assert verdict.problems == ()
     assert verdict.compatible is True
     assert verdict.may_start
-
-
-def test_drafts_on_one_side_of_a_hybrid_model_are_told_twice() -> None:
-    """That it speculates at all, and that the sides differ."""
-    found = judge({"decode": spec_decode(2)}).model_problems
-    assert [(one.reason, one.field) for one in found] == [
-        (problems.IMPOSSIBLE_ENGINE, "spec.decode.extraArgs[0]"),
-        (problems.LAYOUT_MISMATCH, "spec.decode.extraArgs[0]"),
-    ]
-    assert "0 on prefill" in found[1].message
-    assert "2 on decode" in found[1].message
 
 
 def test_larger_nodes_can_be_named() -> None:
