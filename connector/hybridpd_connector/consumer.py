@@ -103,7 +103,7 @@ class ConsumerRank:
         self._mispredictions = Mispredictions()
         self._late: set[str] = set()
         self._landed: list[str] = []
-        self._refusals: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._refusals: queue.SimpleQueue[tuple[str, Address, str]] = queue.SimpleQueue()
 
     def absorb(self, interests: Iterable[Interest], leaves: Iterable[str], now: float) -> None:
         """Requests that have arrived, and requests that need their prefill no longer."""
@@ -213,10 +213,10 @@ class ConsumerRank:
             return self._builder.build(engine_id, address)
         except RefusedError as error:
             if not error.retryable:
-                self._refusals.put((engine_id, str(error)))
+                self._refusals.put((engine_id, address, str(error)))
             raise
         except VersionError as error:
-            self._refusals.put((engine_id, str(error)))
+            self._refusals.put((engine_id, address, str(error)))
             raise
 
     def _collect(self, now: float) -> None:

@@ -21,7 +21,7 @@ uses each (n > 1 shares one prefill), and which renewals are due.
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -231,6 +231,8 @@ class ProducerLeases:
     def _end(self, p_request: str, lease: _Lease, engine: str) -> None:
         self._board.end(lease.sequence)
         del self._held[p_request]
+        if not self._held:
+            self._earliest_deadline = float("inf")
         self._ends[p_request] = _End(lease.sequence, engine)
         if len(self._ends) > MAX_REMEMBERED:
             self._ends.popitem(last=False)
@@ -304,6 +306,10 @@ class ConsumerLeases:
     def is_wanted(self, key: LeaseKey) -> bool:
         return key in self._wants
 
+    def wants_of(self, engine_id: str) -> bool:
+        """Is any prefill of this P engine wanted?"""
+        return any(key.engine_id == engine_id for key in self._wants)
+
     def drop(self, key: LeaseKey, d_request: str) -> bool:
         """``d_request`` is done with it (read, failed or aborted).
 
@@ -321,13 +327,20 @@ class ConsumerLeases:
             self._released.popitem(last=False)
         return True
 
-    def forget(self, engine_id: str) -> tuple[tuple[LeaseKey, str], ...]:
-        """The P engine is gone: drop all of its prefills; returns (key, D request) of each user."""
-        gone = [key for key in self._wants if key.engine_id == engine_id]
-        users: list[tuple[LeaseKey, str]] = []
-        for key in gone:
-            users.extend((key, user) for user in sorted(self._wants.pop(key).users))
-            self._released[key] = None
+    def forget(
+        self, engine_id: str, d_requests: Collection[str] | None = None
+    ) -> tuple[tuple[LeaseKey, str], ...]:
+        """The P engine is gone, for these D requests or for all: drop their prefills of it; returns
+        (key, D request) of each user that was dropped."""
+        dropped: list[tuple[LeaseKey, str]] = []
+        for key in [key for key in self._wants if key.engine_id == engine_id]:
+            users = self._wants[key].users
+            gone = sorted(users if d_requests is None else users.intersection(d_requests))
+            dropped.extend((key, user) for user in gone)
+            users.difference_update(gone)
+            if not users:
+                del self._wants[key]
+                self._released[key] = None
         while len(self._released) > MAX_REMEMBERED:
             self._released.popitem(last=False)
-        return tuple(users)
+        return tuple(dropped)

@@ -23,7 +23,9 @@ V = TypeVar("V")
 
 _STATES = tuple(state.value for state in PeerState)
 MAX_ADDRESSES = 8
-"""Addresses of one engine that are tried without a pause. Some may be made up."""
+"""Silent addresses of one engine that are tried without a pause. Some may be made up."""
+MAX_TRIED = 64
+"""Addresses of one engine that are remembered as tried."""
 
 
 class Address(NamedTuple):
@@ -53,6 +55,7 @@ class _Peer(Generic[V]):
     value: V | None = None
     attempt: int = 0
     failures: int = 0
+    failed_at: float = 0.0
     retry_at: float = 0.0
     used_at: float = 0.0
     reason: str = ""
@@ -115,16 +118,26 @@ class PeerBook(Generic[V]):
         peer.used_at = now
         attempt = None
         waiting = peer.state in (PeerState.BACKING_OFF, PeerState.REFUSED)
-        new = address not in peer.tried and len(peer.tried) < MAX_ADDRESSES
+        # An address of its own does not wait for the pauses that others have earned.
+        few = peer.failures < MAX_ADDRESSES
+        new = address not in peer.tried and (
+            few or now >= peer.failed_at + self._limits.first_pause_seconds
+        )
         due = peer.state is PeerState.UNKNOWN or (waiting and (new or peer.retry_at <= now))
         if due and not crowded:
             peer.move(PeerEvent.START)
             peer.address = address
+            if len(peer.tried) >= MAX_TRIED:
+                peer.tried.clear()
             peer.tried.add(address)
             self._attempts += 1
             attempt = peer.attempt = self._attempts
+        state = peer.state
+        if state is PeerState.REFUSED and peer.address != address:
+            # Whoever lives there is another engine; this one may live where it is asked for.
+            state = PeerState.BACKING_OFF
         return Verdict(
-            peer.state, peer.value, peer.reason, peer.retry_at, attempt, crowded=due and crowded
+            state, peer.value, peer.reason, peer.retry_at, attempt, crowded=due and crowded
         )
 
     def succeeded(self, engine_id: str, attempt: int, value: V) -> bool:
@@ -151,6 +164,7 @@ class PeerBook(Generic[V]):
         peer.move(PeerEvent.FAILED)
         pause = self._limits.first_pause_seconds * 2 ** min(peer.failures, 30)
         peer.failures += 1
+        peer.failed_at = now
         peer.reason = reason
         peer.retry_at = now + min(pause, self._limits.longest_pause_seconds)
 

@@ -130,15 +130,29 @@ class Wants:
         else:
             self._drop(want, request_id, now)
 
-    def give_up(self, engine_id: str, why: str) -> None:
-        """An engine refused, for good: requests that still want it must not disturb those that
-        want the engine which lives at its address now."""
-        for _, request_id in self._leases.forget(engine_id):
+    def give_up(self, engine_id: str, address: Address, why: str) -> None:
+        """An engine refused, for good: requests that still want it there must not disturb those
+        that want the engine which lives there now. Those that want it elsewhere go on: any offer
+        may name any address."""
+        there = self._at(engine_id, address)
+        for _, request_id in self._leases.forget(engine_id, there):
             if request_id in self._wants:
                 want = self._wants[request_id]
                 want.refusal, want.detail = PEER_REFUSED, why
-        self._unsent.pop(engine_id, None)
-        self._owed.pop(engine_id, None)
+        if not self._leases.wants_of(engine_id):
+            self._unsent.pop(engine_id, None)
+        if engine_id in self._owed and self._owed[engine_id].address == address:
+            del self._owed[engine_id]
+
+    def _at(self, engine_id: str, address: Address) -> set[str]:
+        """Requests that want this engine at this address, or wanted it just now."""
+        wants = [*self._wants.items()]
+        wants += [(request_id, want) for _, want, request_id in self._lingering]
+        return {
+            request_id
+            for request_id, want in wants
+            if want.key.engine_id == engine_id and want.address == address
+        }
 
     def end_lingering(self, now: float) -> None:
         while self._lingering and self._lingering[0][0] <= now:

@@ -82,6 +82,29 @@ def test_a_sequence_that_was_guessed_does_not_use_up_the_offer(world):
     assert d.pages_equal("owner", made, 39)
 
 
+@pytest.mark.parametrize("thieves", [1, 12])
+def test_an_engine_that_does_not_live_where_an_offer_says_is_loaded_from_where_it_does(
+    world, thieves
+):
+    """Each address has another engine, which refuses: that is final for those who named it."""
+    p = world.engine("p", "producer")
+    elsewhere = [world.engine(f"other{number}", "producer") for number in range(thieves)]
+    d = world.engine("d", "consumer", blocks=100)
+    tokens, answer, made = prefilled(p, 40)
+    for number, other in enumerate(elsewhere):
+        forged = parse_decode(answer)._replace(port=other.identity.port, sequence=7 + number)
+        d.add(f"thief{number}", tokens, make_answer(forged))
+    d.add("owner", tokens, answer)
+    for request_id in [*d.requests]:
+        d.schedule(request_id)
+    world.until(lambda: [*d.requests] == ["owner"] and d.requests["owner"].status == "running", d)
+    assert set(d.reasons.values()) <= {"peer_refused", "changed_params"}
+    assert d.pages_equal("owner", made, 39)
+    d.end("owner")
+    world.until(lambda: all_free(p) and all_free(d, 100))
+    assert wants_of(d)._unsent == {}
+
+
 def test_engines_that_do_not_exist_leave_nothing_behind(world):
     p = world.engine("p", "producer")
     d = world.engine("d", "consumer")

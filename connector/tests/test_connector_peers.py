@@ -13,6 +13,7 @@ from hybridpd_connector.errors import RefusedError, SideChannelError, StateError
 from hybridpd_connector.peer_state import TRANSITIONS, PeerEvent, PeerState
 from hybridpd_connector.peers import (
     MAX_ADDRESSES,
+    MAX_TRIED,
     Address,
     PeerBook,
     PeerLimits,
@@ -138,6 +139,37 @@ def test_made_up_addresses_are_not_tried_without_end(book):
             attempts += 1
             book.failed("e", verdict.attempt, "nobody there", 0.0)
     assert attempts == MAX_ADDRESSES
+
+
+def test_the_right_address_is_tried_though_made_up_ones_are_asked_for_first(book):
+    """Loads of made-up addresses are older and ask first in every step; each attempt takes 2 s."""
+    made_up = [Address(f"10.9.0.{number}", 1) for number in range(MAX_ADDRESSES)]
+    tried, busy, now = [], None, 0.0
+    while HERE not in tried:
+        assert now < 20.0
+        for address in (*made_up, HERE):
+            attempt = book.want("e", address, now).attempt
+            if attempt is not None:
+                tried.append(address)
+                busy = attempt
+        now += 2.0
+        book.failed("e", busy, "nobody there", now)
+    assert len(tried) == len(set(tried)) == MAX_ADDRESSES + 1
+
+
+def test_addresses_that_were_tried_are_remembered_up_to_a_bound(book):
+    for number in range(3 * MAX_TRIED):
+        attempt = book.want("e", Address(f"10.9.0.{number}", 1), 2.0 * number).attempt
+        book.failed("e", attempt, "nobody there", 2.0 * number)
+    assert len(book._peers["e"].tried) <= MAX_TRIED
+
+
+def test_another_engine_at_another_address_does_not_refuse_for_this_one(book):
+    book.refused("e", start(book), "another engine lives here", 0.0)
+    assert book.want("e", HERE, 0.1).state is PeerState.REFUSED
+    book.failed("e", start(book, "e", THERE, 0.1), "nobody there", 0.1)
+    book.refused("e", start(book, "e", HERE, 60.0), "another engine lives here", 60.0)
+    assert book.want("e", THERE, 60.1).state is PeerState.BACKING_OFF
 
 
 def test_an_engine_that_was_lost_is_asked_where_it_is_now(book):
