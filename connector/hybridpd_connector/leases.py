@@ -231,8 +231,6 @@ class ProducerLeases:
     def _end(self, p_request: str, lease: _Lease, engine: str) -> None:
         self._board.end(lease.sequence)
         del self._held[p_request]
-        if not self._held:
-            self._earliest_deadline = float("inf")
         self._ends[p_request] = _End(lease.sequence, engine)
         if len(self._ends) > MAX_REMEMBERED:
             self._ends.popitem(last=False)
