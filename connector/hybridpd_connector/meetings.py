@@ -124,7 +124,7 @@ class Meetings:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _keep(self, peers: PeerManager[Any], address: Address, engine_id: str, now: float) -> None:
-        state, answers = peers.state(engine_id), self._rounds.answers(address)
+        state, answers = peers.state(engine_id, address), self._rounds.answers(address)
         asked_for = self._asked_for.get(address) == engine_id
         if state is PeerState.UNKNOWN and self._held.get(address) == engine_id:
             # It was in the book, and was dropped: it may have died, or be another one by now.

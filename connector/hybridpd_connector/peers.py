@@ -70,6 +70,12 @@ class _Peer(Generic[V]):
             )
         self.state = following
 
+    def state_at(self, address: Address) -> PeerState:
+        if self.state is PeerState.REFUSED and self.address != address:
+            # Whoever lives there is another engine; this one may live where it is asked for.
+            return PeerState.BACKING_OFF
+        return self.state
+
 
 @dataclasses.dataclass(frozen=True)
 class Verdict(Generic[V]):
@@ -132,12 +138,13 @@ class PeerBook(Generic[V]):
             peer.tried.add(address)
             self._attempts += 1
             attempt = peer.attempt = self._attempts
-        state = peer.state
-        if state is PeerState.REFUSED and peer.address != address:
-            # Whoever lives there is another engine; this one may live where it is asked for.
-            state = PeerState.BACKING_OFF
         return Verdict(
-            state, peer.value, peer.reason, peer.retry_at, attempt, crowded=due and crowded
+            peer.state_at(address),
+            peer.value,
+            peer.reason,
+            peer.retry_at,
+            attempt,
+            crowded=due and crowded,
         )
 
     def succeeded(self, engine_id: str, attempt: int, value: V) -> bool:
@@ -205,10 +212,10 @@ class PeerBook(Generic[V]):
             if peer.state is PeerState.READY and peer.value is not None
         }
 
-    def state(self, engine_id: str) -> PeerState:
-        """UNKNOWN also of a peer that was evicted."""
+    def state(self, engine_id: str, address: Address) -> PeerState:
+        """As it is for who wants the engine there. UNKNOWN also of a peer that was evicted."""
         peer = self._peers.get(engine_id)
-        return PeerState.UNKNOWN if peer is None else peer.state
+        return PeerState.UNKNOWN if peer is None else peer.state_at(address)
 
     def hasten(self, engine_id: str, idle_seconds: float) -> None:
         """From now on the peer goes when it was idle for so long."""
@@ -326,8 +333,8 @@ class PeerManager(Generic[V]):
     def ready(self) -> dict[str, V]:
         return self._book.ready()
 
-    def state(self, engine_id: str) -> PeerState:
-        return self._book.state(engine_id)
+    def state(self, engine_id: str, address: Address) -> PeerState:
+        return self._book.state(engine_id, address)
 
     def touch(self, engine_id: str, now: float) -> None:
         self._book.touch(engine_id, now)

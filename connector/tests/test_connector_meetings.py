@@ -287,9 +287,25 @@ def test_a_refusal_at_a_made_up_address_keeps_nobody_from_being_met(town):
     town.lives[B] = "b"
     town.book.want("a", B, town.now)
     town.names["p"] = []
-    town.until(lambda: town.book.state("a") is PeerState.REFUSED)
+    town.until(lambda: town.book.state("a", B) is PeerState.REFUSED)
     town.names["p"] = [A.host]
     town.wait(6, step=1)
+    assert set(town.ready()) == {"a"}
+
+
+def test_a_refusal_elsewhere_between_two_looks_is_not_taken_for_one_of_its_own(town):
+    town.until(town.ready)
+    town.settle()
+    town.lives[B] = "b"
+    town.book.lost("a", "a read failed")
+    town.book.want("a", B, town.now)
+    for _ in range(2000):
+        town.book.collect(town.now)
+        if town.book.counts()["refused"]:
+            break
+        time.sleep(0.002)
+    assert town.book.state("a", B) is PeerState.REFUSED
+    town.wait(40, step=1)
     assert set(town.ready()) == {"a"}
 
 

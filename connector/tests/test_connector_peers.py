@@ -214,9 +214,9 @@ def test_a_peer_that_is_hastened_goes_earlier_and_not_while_it_is_used(book):
     book.hasten("nobody", 20.0)
     book.touch("e", 19.0)
     assert book.expire(38.0) == ()
-    assert book.state("e") is PeerState.READY
+    assert book.state("e", HERE) is PeerState.READY
     assert book.expire(39.0) == ("e",)
-    assert book.state("e") is PeerState.UNKNOWN
+    assert book.state("e", HERE) is PeerState.UNKNOWN
     book.succeeded("e", start(book), "value")
     assert book.expire(99.0) == (), "one that comes back is like any other"
 
