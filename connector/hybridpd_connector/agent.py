@@ -381,7 +381,8 @@ def _described(ranges: Ranges, device: int, their_device: int) -> tuple[Any, Any
 
 
 def _int32(ids: Ids) -> Any:
-    return np.ascontiguousarray(ids, dtype=np.int32)
+    """Ids as NIXL takes them; plain lists are few and go as they are."""
+    return ids if isinstance(ids, list) else np.ascontiguousarray(ids, dtype=np.int32)
 
 
 def _own(handle: object, kind: type[_Handle]) -> _Handle:

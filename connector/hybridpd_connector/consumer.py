@@ -96,6 +96,7 @@ class ConsumerRank:
         self._peers: PeerManager[PeerLink] = PeerManager(self._shake_hands, self._discard)
         self._wants = Wants(local, agent, self._peers)
         self._loading: dict[str, Loading] = {}
+        self._waiting: dict[str, Loading] = {}
         self._tail_zeros = TailZeros(local.layout, local.placement)
         self._tails: list[Tail] = []
         self._received: set[str] = set()
@@ -149,7 +150,7 @@ class ConsumerRank:
         """Post the reads whose peer is ready; the others wait."""
         with self._lock:
             self._collect(now)
-            for loading in [item for item in self._loading.values() if item.link is None]:
+            for loading in [*self._waiting.values()]:
                 self._try_post(loading, now)
             if self._tails:
                 # While the bytes are on their way: no read touches what is zeroed here.
@@ -226,9 +227,9 @@ class ConsumerRank:
             self._wants.give_up(*self._refusals.get_nowait())
 
     @property
-    def loading(self) -> bool:
-        """Is any load not reported yet?"""
-        return bool(self._loading)
+    def waiting(self) -> bool:
+        """Is any load not posted yet?"""
+        return bool(self._waiting)
 
     @property
     def reading(self) -> bool:
@@ -256,7 +257,7 @@ class ConsumerRank:
             self._wants.let_go(order.request_id, now)
             return
         loading = Loading(order, want, now + self._timeouts.handshake)
-        self._loading[order.request_id] = loading
+        self._loading[order.request_id] = self._waiting[order.request_id] = loading
         if want.refusal:
             self._fail(loading, want.refusal, want.detail, now)
 
@@ -291,6 +292,7 @@ class ConsumerRank:
         except GeometryError as error:
             self._fail(loading, BAD_BLOCKS, str(error), now)
             return
+        del self._waiting[order.request_id]
         loading.link, loading.read_by = link, now + self._timeouts.read
         self._transfers.submit(order.request_id, reads, loading.read_by)
         self._stats.observe(stats.QUEUE_SECONDS, now - loading.want.arrived_at)
@@ -340,6 +342,7 @@ class ConsumerRank:
     def _end(self, loading: Loading, reason: str, now: float) -> None:
         """The load is over and no byte of it can be written any more."""
         del self._loading[loading.order.request_id]
+        self._waiting.pop(loading.order.request_id, None)
         if not loading.reported:
             self._report(loading, reason, now)
         if loading.abandoned:

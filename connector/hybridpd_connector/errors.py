@@ -21,6 +21,8 @@ def shorten(value: object) -> str:
             text = _bounded.repr(value)
         except ValueError:  # an integer past Python's limit for decimal digits
             text = f"{type(value).__name__} with a huge number"
+    if len(text) <= _SHOWN_CHARACTERS and text.isascii() and text.isprintable():
+        return text
     escaped = text.encode("ascii", "backslashreplace").decode("ascii")
     printable = "".join(c if c.isprintable() else "?" for c in escaped)
     if len(printable) > _SHOWN_CHARACTERS:

@@ -10,16 +10,15 @@ may wait for what it began, up to ``bound_seconds``, as long as waiting has paid
 Nothing here waits or reads a clock; ``worker_side`` does.
 """
 
-import dataclasses
 from collections.abc import Hashable
+from typing import NamedTuple
 
 MISSES = 3
 RETRY = 32
 MAX_KEYS = 4096
 
 
-@dataclasses.dataclass(frozen=True)
-class Watch:
+class Watch(NamedTuple):
     """Something in flight since ``since``; ``worth``: waiting for it may pay."""
 
     key: Hashable

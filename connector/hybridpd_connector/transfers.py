@@ -14,7 +14,6 @@ Every handle is owned by its part, which releases it when it ends.
 """
 
 import dataclasses
-import enum
 import logging
 import math
 from collections.abc import Sequence
@@ -69,9 +68,8 @@ class Outcome(NamedTuple):
     detail: str = ""
 
 
-class _Stage(enum.Enum):
-    READING = "reading"
-    CHECKING = "checking"
+_READING = "reading"
+_CHECKING = "checking"
 
 
 @dataclasses.dataclass(slots=True)
@@ -82,7 +80,7 @@ class _Part:
     load: "_Load"
     source: SourceRead
     read: PostedRead
-    stage: _Stage = _Stage.READING
+    stage: str = _READING
     probe: BoardProbe | None = None
     watch: Watch | None = None
 
@@ -143,8 +141,8 @@ class Transfers:
     def __repr__(self) -> str:
         stages = [part.stage for part in self._open]
         return (
-            f"Transfers(loads={len(self._loads)}, reading={stages.count(_Stage.READING)}, "
-            f"checking={stages.count(_Stage.CHECKING)})"
+            f"Transfers(loads={len(self._loads)}, reading={stages.count(_READING)}, "
+            f"checking={stages.count(_CHECKING)})"
         )
 
     @property
@@ -266,7 +264,7 @@ class Transfers:
             broken = isinstance(error, PeerLostError)
             load.fail(LEASE_CHECK_FAILED, source.peer, broken=broken, detail=str(error))
             return False
-        part.stage, part.read, part.watch = _Stage.CHECKING, part.probe.read, None
+        part.stage, part.read, part.watch = _CHECKING, part.probe.read, None
         return True
 
     def _end_check(self, part: _Part, probe: BoardProbe, state: ReadState) -> None:

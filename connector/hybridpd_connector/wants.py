@@ -7,6 +7,7 @@ is ready, and becomes worthless when P's lease has run out anyway.
 
 import collections
 import dataclasses
+from collections.abc import Iterable
 
 from hybridpd_connector.agent_api import Agent
 from hybridpd_connector.errors import AgentError, shorten
@@ -68,14 +69,6 @@ class _Owed:
     releases: collections.deque[tuple[Want, bytes]] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=MAX_OWED)
     )
-
-    def messages(self, link: PeerLink) -> list[bytes]:
-        """Those for what this engine has offered: a made-up offer must free nobody's blocks."""
-        return [
-            message
-            for want, message in self.releases
-            if want.sealed or is_sealed(link.seal_key, want.remote)
-        ]
 
 
 class Wants:
@@ -203,6 +196,10 @@ class Wants:
                 d_tp_size=self._local.layout.tp_size,
             )
         )
+        link = self._peers.ready().get(want.key.engine_id)
+        if link is not None and want.key.engine_id not in self._owed:
+            self._send(link, _offered(link, [(want, message)]), now)
+            return
         owed = self._owed.setdefault(want.key.engine_id, _Owed(want.address))
         owed.releases.append((want, message))
         owed.until = max(owed.until, now + min(want.remote.lease_seconds, OWED_SECONDS))
@@ -217,7 +214,7 @@ class Wants:
             link = ready.get(engine_id)
             if link is not None:
                 del self._owed[engine_id]
-                self._send(link, owed.messages(link), now)
+                self._send(link, _offered(link, owed.releases), now)
             elif now >= owed.until:
                 del self._owed[engine_id]
             else:
@@ -232,3 +229,12 @@ class Wants:
             except AgentError as error:
                 self._peers.lost(link.engine_id, str(error))
                 return
+
+
+def _offered(link: PeerLink, releases: Iterable[tuple[Want, bytes]]) -> list[bytes]:
+    """Messages for what this engine has offered: a made-up offer must free nobody's blocks."""
+    return [
+        message
+        for want, message in releases
+        if want.sealed or is_sealed(link.seal_key, want.remote)
+    ]

@@ -316,7 +316,7 @@ class WorkerHalf:
         if self._producer is not None:
             sent, expired = self._producer.poll(now)
         if self._consumer is not None:
-            if self._consumer.loading:
+            if self._consumer.waiting:
                 self._consumer.start(now)
             received, reasons = self._consumer.report(self._look(self._consumer, now))
         return TransferResults(sent, received, frozenset(reasons)), {**expired, **reasons}
