@@ -38,13 +38,17 @@ class Tail(NamedTuple):
                 yield self.address + layer * self.layer_step + run * self.run_step, self.length
 
 
+Progression = tuple[int, int, int, int]
+"""(first position, count, step, length): pieces of equal length at equal distances."""
+
+
 class _Alike(NamedTuple):
     """Attention layers with equal pages that share block ids and the stride between blocks;
-    ``bases``: addresses of their regions, ascending."""
+    ``regions``: where these begin, as progressions."""
 
     layer: LayerGeometry
     block_stride: int
-    bases: list[int]
+    regions: list[Progression]
 
 
 class TailZeros:
@@ -52,17 +56,18 @@ class TailZeros:
 
     def __init__(self, layout: CacheLayout, placement: RankPlacement) -> None:
         self._layout = layout
-        found: dict[tuple[object, ...], _Alike] = {}
+        found: dict[tuple[object, ...], tuple[LayerGeometry, int, list[int]]] = {}
         for layer in layout.layers:
             if layer.kind == ATTENTION:
                 region = placement.layer_region[layer.name]
                 stride = placement.block_strides[region]
                 key = layer.group, layer.sections, layer.planes, stride
-                alike = found.setdefault(key, _Alike(layer, stride, []))
-                alike.bases.append(placement.region_bases[region])
-        self._alike = tuple(found.values())
-        for alike in self._alike:
-            alike.bases.sort()
+                _, _, bases = found.setdefault(key, (layer, stride, []))
+                bases.append(placement.region_bases[region])
+        self._alike = tuple(
+            _Alike(layer, stride, _progressions([(base, 0) for base in sorted(bases)]))
+            for layer, stride, bases in found.values()
+        )
         self._templates: dict[tuple[int, int], tuple[Tail, ...]] = {}
 
     def __repr__(self) -> str:
@@ -95,10 +100,9 @@ class TailZeros:
         if template is None:
             alike = self._alike[number]
             runs = _progressions(page_tail(self._layout, alike.layer, token))
-            layers = _progressions([(base, 0) for base in alike.bases])
             template = tuple(
                 Tail(base + offset, layer_count, layer_step, run_count, run_step, length)
-                for base, layer_count, layer_step, _ in layers
+                for base, layer_count, layer_step, _ in alike.regions
                 for offset, run_count, run_step, length in runs
             )
             if len(self._templates) >= MAX_CACHED_TEMPLATES:
@@ -107,10 +111,9 @@ class TailZeros:
         return template
 
 
-def _progressions(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
-    """Ascending (position, length) as (first position, count, step, length), as many neighbours of
-    equal length and distance in each as there are."""
-    found: list[tuple[int, int, int, int]] = []
+def _progressions(pieces: Sequence[tuple[int, int]]) -> list[Progression]:
+    """Ascending (position, length) with as many neighbours in each progression as there are."""
+    found: list[Progression] = []
     for position, length in pieces:
         if found and found[-1][3] == length:
             first, count, step, _ = found[-1]
