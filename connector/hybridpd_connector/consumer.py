@@ -156,6 +156,7 @@ class ConsumerRank:
                 # While the bytes are on their way: no read touches what is zeroed here.
                 self._local.zero(self._tails)
                 self._tails = []
+            self._wants.drop_left(now)
 
     def look(self, now: float) -> bool:
         """One look at the reads. True: another look in this very step may see one end."""
@@ -171,7 +172,6 @@ class ConsumerRank:
         have a detail, see ``failure_reasons``."""
         with self._lock:
             self._give_up_overdue(now)
-            self._wants.end_lingering(now)
             if self._verifier is not None:
                 self._verifier.end_step()
             received, failed = frozenset(self._received), dict(self._failed)
@@ -195,7 +195,7 @@ class ConsumerRank:
             if self._wants.idle(now):
                 return
             self._collect(now)
-            self._wants.end_lingering(now)
+            self._wants.drop_left(now)
             self._wants.send_due(now)
             self._progress()
 

@@ -68,19 +68,14 @@ class Outcome(NamedTuple):
     detail: str = ""
 
 
-_READING = "reading"
-_CHECKING = "checking"
-
-
 @dataclasses.dataclass(slots=True)
 class _Part:
-    """A part that has not ended. ``read``: what it waits for, its read or, when checking, the one
-    of ``probe``; ``watch``: since the first look at it in this stage."""
+    """A part that has not ended. ``read``: what it waits for, its own read or, when ``probe`` is
+    set, that of the question to the lease board; ``watch``: since the first look at that."""
 
     load: "_Load"
     source: SourceRead
     read: PostedRead
-    stage: str = _READING
     probe: BoardProbe | None = None
     watch: Watch | None = None
 
@@ -139,10 +134,10 @@ class Transfers:
         self._earliest_deadline = math.inf
 
     def __repr__(self) -> str:
-        stages = [part.stage for part in self._open]
+        checking = sum(part.probe is not None for part in self._open)
         return (
-            f"Transfers(loads={len(self._loads)}, reading={stages.count(_READING)}, "
-            f"checking={stages.count(_CHECKING)})"
+            f"Transfers(loads={len(self._loads)}, reading={len(self._open) - checking}, "
+            f"checking={checking})"
         )
 
     @property
@@ -229,7 +224,7 @@ class Transfers:
         while True:
             watch = part.watch
             if watch is None:
-                key = part.source.peer, part.stage
+                key = part.source.peer, part.probe is not None
                 watch = part.watch = self._patience.begin(key, now)
             state = self._agent.poll(part.read)
             if state is ReadState.PENDING:
@@ -264,7 +259,7 @@ class Transfers:
             broken = isinstance(error, PeerLostError)
             load.fail(LEASE_CHECK_FAILED, source.peer, broken=broken, detail=str(error))
             return False
-        part.stage, part.read, part.watch = _CHECKING, part.probe.read, None
+        part.read, part.watch = part.probe.read, None
         return True
 
     def _end_check(self, part: _Part, probe: BoardProbe, state: ReadState) -> None:

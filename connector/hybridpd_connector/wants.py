@@ -83,12 +83,13 @@ class Wants:
         self._unsent: dict[str, set[str]] = {}
         self._owed: dict[str, _Owed] = {}
         self._sent_until = 0.0
+        self._left: list[tuple[Want, str]] = []
         self._lingering: collections.deque[tuple[float, Want, str]] = collections.deque()
 
     def __repr__(self) -> str:
         return (
             f"Wants(requests={len(self._wants)}, leases={self._leases.wanted}, "
-            f"owed={len(self._owed)}, lingering={len(self._lingering)})"
+            f"owed={len(self._owed)}, lingering={len(self._left) + len(self._lingering)})"
         )
 
     def idle(self, now: float) -> bool:
@@ -114,14 +115,17 @@ class Wants:
             self._peers.want(remote.engine_id, want.address, now)
 
     def let_go(self, request_id: str, now: float) -> None:
-        """The request needs its prefill no longer: read, failed, or aborted. Idempotent."""
+        """The request needs its prefill no longer: read, failed, or aborted. Idempotent.
+
+        ``drop_left`` tells P: whoever waits for this request's load does not wait for that too.
+        """
         want = self._wants.pop(request_id, None)
         if want is None or want.refusal:
             return
         if parent_of(request_id) is not None:
             self._lingering.append((now + LINGER_SECONDS, want, request_id))
         else:
-            self._drop(want, request_id, now)
+            self._left.append((want, request_id))
 
     def give_up(self, engine_id: str, address: Address, why: str) -> None:
         """An engine refused, for good: requests that still want it there must not disturb those
@@ -147,12 +151,14 @@ class Wants:
             if want.key.engine_id == engine_id and want.address == address
         }
 
-    def end_lingering(self, now: float) -> None:
+    def drop_left(self, now: float) -> None:
+        """Drop the prefills of requests that have let go, and let go for long enough."""
+        left, self._left = self._left, []
+        for want, request_id in left:
+            self._drop(want, request_id, now)
         while self._lingering and self._lingering[0][0] <= now:
             _, want, request_id = self._lingering.popleft()
-            again = self._wants.get(request_id)
-            if again is None or again.refusal or again.key != want.key:
-                self._drop(want, request_id, now)
+            self._drop(want, request_id, now)
 
     def send_due(self, now: float) -> None:
         """Send releases that are owed and renewals that are due, as far as peers are ready."""
@@ -179,6 +185,9 @@ class Wants:
 
     def _drop(self, want: Want, request_id: str, now: float) -> None:
         """Release on every P rank, once nobody here uses the prefill any more."""
+        again = self._wants.get(request_id)
+        if again is not None and not again.refusal and again.key == want.key:
+            return
         if not self._leases.drop(want.key, request_id):
             return
         unsent = self._unsent.get(want.key.engine_id, set())
