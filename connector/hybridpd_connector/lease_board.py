@@ -21,6 +21,7 @@ fails a load and never passes a bad one.
 
 import ctypes
 import dataclasses
+from typing import NamedTuple
 
 from hybridpd_connector.agent_api import (
     Agent,
@@ -71,15 +72,14 @@ class BoardView:
     remote: PreparedList
 
 
-@dataclasses.dataclass(frozen=True)
-class BoardCheck:
+class BoardCheck(NamedTuple):
     """The question to ask after a read: does this board still hold this lease?"""
 
     view: BoardView
     sequence: int
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class BoardProbe:
     """One question in flight: ``read`` is polled; ends with ``BoardReader.finish``."""
 

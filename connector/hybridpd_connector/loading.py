@@ -8,7 +8,7 @@ from hybridpd_connector.wants import Want
 from hybridpd_geometry import ReadRequest, RequestBlocks
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Loading:
     """A load that has not ended; ``link`` is set while it is read, until ``read_by``. ``late``: it
     was told that this is over. ``abandoned``: its end is told of apart from its report."""
