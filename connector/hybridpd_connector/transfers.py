@@ -71,10 +71,12 @@ class Outcome(NamedTuple):
 @dataclasses.dataclass(slots=True)
 class _Part:
     """A part that has not ended. ``read``: what it waits for, its own read or, when ``probe`` is
-    set, that of the question to the lease board; ``watch``: since the first look at that."""
+    set, that of the question to the lease board; ``watch``: since the first look at that. Of its
+    ``SourceRead`` only what is still needed: ranges are many, and so may be the parts."""
 
     load: "_Load"
-    source: SourceRead
+    peer: str
+    check: BoardCheck | None
     read: PostedRead
     probe: BoardProbe | None = None
     watch: Watch | None = None
@@ -150,7 +152,7 @@ class Transfers:
 
     def busy(self, peer: str) -> bool:
         """Does a read in flight use this peer? Nothing of it may be given back then."""
-        return any(part.source.peer == peer for part in self._open)
+        return any(part.peer == peer for part in self._open)
 
     def submit(self, request: str, sources: Sequence[SourceRead], deadline: float) -> None:
         """Post every part of a load. Never raises for a peer's sake: failures become the outcome.
@@ -168,7 +170,7 @@ class Transfers:
                 broken = isinstance(error, PeerLostError)
                 load.fail(POST_FAILED, source.peer, broken=broken, detail=str(error))
                 break
-            self._open.append(_Part(load, source, read))
+            self._open.append(_Part(load, source.peer, source.check, read))
             load.parts += 1
         if not load.parts:
             self._over.append(load)
@@ -204,14 +206,14 @@ class Transfers:
         """Peers whose reads are still in flight after the deadline of their load."""
         if now < self._earliest_deadline:
             return ()
-        peers = (part.source.peer for part in self._open if now >= part.load.deadline)
+        peers = (part.peer for part in self._open if now >= part.load.deadline)
         return tuple(dict.fromkeys(peers))
 
     def _fail_late(self, now: float) -> None:
         """Every load that is open now has an open part; the first one is named."""
         for part in self._open:
             if now >= part.load.deadline:
-                part.load.fail(DEADLINE, part.source.peer)
+                part.load.fail(DEADLINE, part.peer)
         self._earliest_deadline = min(
             (load.deadline for load in self._loads.values()), default=math.inf
         )
@@ -224,7 +226,7 @@ class Transfers:
         while True:
             watch = part.watch
             if watch is None:
-                key = part.source.peer, part.probe is not None
+                key = part.peer, part.probe is not None
                 watch = part.watch = self._patience.begin(key, now)
             state = self._agent.poll(part.read)
             if state is ReadState.PENDING:
@@ -243,27 +245,27 @@ class Transfers:
 
     def _end_read(self, part: _Part, state: ReadState) -> bool:
         """True: its lease is asked for now."""
-        load, source = part.load, part.source
+        load, peer = part.load, part.peer
         if state is ReadState.DONE:
             self._count(load, part.read)
         else:
-            load.fail(READ_FAILED, source.peer, broken=True)
+            load.fail(READ_FAILED, peer, broken=True)
         if not self._agent.release_read(part.read):
             raise StateError(f"load {load.request}", "to release an ended read", "still in flight")
         # A load that has failed already needs no proof that its bytes are good.
-        if load.reason or source.check is None:
+        if load.reason or part.check is None:
             return False
         try:
-            part.probe = self._boards.start(source.check)
+            part.probe = self._boards.start(part.check)
         except AgentError as error:
             broken = isinstance(error, PeerLostError)
-            load.fail(LEASE_CHECK_FAILED, source.peer, broken=broken, detail=str(error))
+            load.fail(LEASE_CHECK_FAILED, peer, broken=broken, detail=str(error))
             return False
         part.read, part.watch = part.probe.read, None
         return True
 
     def _end_check(self, part: _Part, probe: BoardProbe, state: ReadState) -> None:
-        load, peer = part.load, part.source.peer
+        load, peer = part.load, part.peer
         if state is ReadState.FAILED:
             load.fail(LEASE_CHECK_FAILED, peer, broken=True)
         elif not self._boards.held(probe):
