@@ -6,16 +6,22 @@ Seconds are what a step took on two H200 with vLLM 0.32, or an estimate where it
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-NGRAM = json.dumps(
-    {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}, separators=(",", ":")
+# Dotted, since quotes of JSON would have to survive two shells.
+NGRAM = " ".join(
+    f"--speculative-config.{name} {value}"
+    for name, value in (
+        ("method", "ngram"),
+        ("num_speculative_tokens", 2),
+        ("prompt_lookup_max", 3),
+    )
 )
+UNPROVEN = '{"unproven":["hybrid_ngram"]}'
 SHORT = "handover,at-once"
 FLEET = "{scratch}/fleet"
 TRACE = "{scratch}/trace"
-SMALL_FLEET = '--model small --engine-args "--dtype float32 --enforce-eager" --start-seconds 200'
+SMALL_FLEET = '--model small --engine-args="--dtype float32 --enforce-eager" --start-seconds 200'
 SMALL_LOAD = "--requests 4 --repeats 1 --input 100 --output 8"
 
 
@@ -47,12 +53,12 @@ class Step:
 
 def matrix(name: str, runner: str, mode: str, more: str = "", cpu: str = "") -> Step:
     """One setting of the matrix: one plain engine and four of the setting."""
-    place = f"--runners {runner} --modes {mode} --out {{scratch}}/{name}"
+    program, out = "benchmarks/gpu/matrix_on_gpu.py", f"--out {{scratch}}/{name}"
     return Step(
         name,
         "matrix",
-        f"benchmarks/gpu/matrix_on_gpu.py --gpus {{gpus}} {place} {more}".rstrip(),
-        cpu and f"benchmarks/gpu/matrix_on_gpu.py --device cpu {place} {cpu}",
+        f"{program} --gpus {{gpus}} --runners {runner} --modes {mode} {out} {more}".rstrip(),
+        cpu and f"{program} --device cpu --runners v1 --modes sync {out} {cpu}",
         seconds=130,
         engines=5,
         tried=not more,
@@ -162,7 +168,7 @@ STEPS: tuple[Step, ...] = (
         "tokens-qwen3-next",
         "qwen3-next",
         "1-1",
-        '--engine-args "--gdn-prefill-backend triton"',
+        '--engine-args="--gdn-prefill-backend triton"',
         tried=False,
     ),
     tokens("tokens-falcon-h1", "falcon-h1", "1-2,2-1", tried=False),
@@ -170,10 +176,14 @@ STEPS: tuple[Step, ...] = (
         "matrix-ngram",
         "v1",
         "sync",
-        f"--scenarios {SHORT} --engine-args '--speculative-config {NGRAM}'",
+        f"--scenarios {SHORT} --extra-config '{UNPROVEN}' --engine-args=\"{NGRAM}\"",
     ),
     matrix(
-        "matrix-fp8", "v2", "async", f'--scenarios {SHORT} --engine-args "--kv-cache-dtype fp8"'
+        "matrix-fp8",
+        "v2",
+        "async",
+        f'--scenarios {SHORT} --engine-args="--kv-cache-dtype fp8"',
+        cpu=f'--scenarios {SHORT} --engine-args="--kv-cache-dtype fp8"',
     ),
     cost(
         "post-cost",
