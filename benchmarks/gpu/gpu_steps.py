@@ -177,6 +177,7 @@ STEPS: tuple[Step, ...] = (
         "v1",
         "sync",
         f"--scenarios {SHORT} --extra-config '{UNPROVEN}' --engine-args=\"{NGRAM}\"",
+        cpu=f'--family llama --scenarios {SHORT} --engine-args="{NGRAM}"',
     ),
     matrix(
         "matrix-fp8",
