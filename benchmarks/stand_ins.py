@@ -65,12 +65,13 @@ class Agent:
 
     def remove_peer(self, name: str) -> None: ...
     def prepare(self, peer: Any, rows: Any, memory: Any) -> Any:
-        return SimpleNamespace(peer=peer, descriptor_count=1, address=int(rows[0][0]))
+        words = (ctypes.c_uint64 * 4096).from_address(int(rows[0][0]))
+        return SimpleNamespace(peer=peer, descriptor_count=1, words=words)
 
     def release_list(self, prepared: Any) -> None: ...
     def post_read(self, local: Any, local_ids: Any, *args: Any) -> Any:
         # The question to the lease board, answered at once: no lease has ended.
-        ctypes.memset(local.address + 8 * local_ids[0], 0, 8)
+        local.words[local_ids[0]] = 0
         return SimpleNamespace(released=False)
 
     def post_ranges(self, *args: Any) -> Any:
