@@ -5,9 +5,11 @@ import contextlib
 import random
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
-from chaos_processes import right
-from chaos_stage import ANSWER, HANDSHAKE_SECONDS, Seen, ask
+from chaos_processes import both, right
+from chaos_stage import ANSWER, ERROR, HANDSHAKE_SECONDS, Seen, ask
 
 from hybridpd_connector.errors import SideChannelError
 from hybridpd_connector.handshake import MAGIC
@@ -20,6 +22,7 @@ from hybridpd_testkit.processes import inside_namespace
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(52, b"\x00")
 READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
 CONNECTIONS = 1000
+MADE_UP = 80
 
 
 class Strangers:
@@ -150,6 +153,35 @@ def decode_sent_to_a_stranger(stage):
     worst = max(seen, key=lambda one: one.seconds)
     assert worst.seconds < HANDSHAKE_SECONDS + 20
     return Seen(seen[0].what, worst.seconds)
+
+
+def decode_sent_to_made_up_addresses(stage):
+    """Packets to them vanish, and decode has never met the real engine: it must not queue behind
+    them all, as a few more requests ask for it."""
+    stage.kill("decode")
+    stage.start("decode")
+    prompt, expected = stage.prompt(302, length=40)
+    params = stage.prefilled(prompt)
+    subnet = stage.network.prefill.data.rpartition(".")[0]
+    with ThreadPoolExecutor(MADE_UP) as clients:
+        lost = [
+            clients.submit(
+                stage.load,
+                prompt,
+                {
+                    **params,
+                    "remote_engine_id": f"made-up-{number}",
+                    "remote_host": f"{subnet}.{100 + number}",
+                },
+            )
+            for number in range(MADE_UP)
+        ]
+        time.sleep(1.0)
+        offers = [stage.prefilled(prompt) for _ in range(3)]
+        calls = [stage.later(stage.load, prompt, offer) for offer in offers]
+        seen = [right(call.result(), expected) for call in calls]
+        assert {call.result().what for call in lost} == {ERROR}
+    return both(*seen[:2]) if seen[2].what == ANSWER else seen[2]
 
 
 @contextlib.contextmanager

@@ -165,6 +165,13 @@ ROWS = (
         ("peer_unreachable", "peer_refused"),
     ),
     Row(
+        "decode sent to made-up addresses",
+        strangers.decode_sent_to_made_up_addresses,
+        (ANSWER,),
+        HANDSHAKE_SECONDS,
+        ("peer_unreachable",),
+    ),
+    Row(
         "lease expired before the read",
         processes.lease_expired_before_the_read,
         (ERROR,),
