@@ -144,7 +144,7 @@ def test_an_engine_whose_name_is_configured_waits_for_no_made_up_one(town):
         town.book.want(f"made-up-{number}", address, town.now)
     town.until(lambda: len(town.handshakes) == 3)  # both threads are taken
     town.now += LIMITS.longest_pause_seconds
-    town.until(lambda: town.book.state("a") is PeerState.HANDSHAKING)
+    town.until(lambda: town.book.state("a", A) is PeerState.HANDSHAKING)
     town.gate.set()
     town.until(lambda: "a" in town.ready())
     assert ("a", A) in town.handshakes[3:5]
