@@ -130,26 +130,6 @@ def test_an_engine_is_met_before_anybody_wants_it(town, caplog):
     assert caplog.text.count("engine a at 10.0.0.1:5600 is met ahead of requests") == 1
 
 
-def test_an_engine_whose_name_is_configured_waits_for_no_made_up_one(town):
-    """It does not answer the handshake yet, so nothing but its name speaks for it."""
-    town.fits["a"] = SideChannelError("side channel", "an answer", "none in time")
-    town.until(lambda: town.handshakes == [("a", A)])
-    town.settle()
-    del town.fits["a"]
-    town.gate.clear()
-    for number in range(6):
-        address = Address(f"10.9.0.{number}", 5600)
-        for _ in range(9):
-            town.book.count_request(f"made-up-{number}")
-        town.book.want(f"made-up-{number}", address, town.now)
-    town.until(lambda: len(town.handshakes) == 3)  # both threads are taken
-    town.now += LIMITS.longest_pause_seconds
-    town.until(lambda: town.book.state("a", A) is PeerState.HANDSHAKING)
-    town.gate.set()
-    town.until(lambda: "a" in town.ready())
-    assert ("a", A) in town.handshakes[3:5]
-
-
 def test_nothing_is_met_before_the_engine_has_warmed_up():
     town = Town()
     early = Meetings(parse_names(["p:5600"]), town._ask, look_up=town._look_up, pace=PACE)
