@@ -24,6 +24,8 @@ import waits
 from hybridpd_cluster import lifecycle
 from kubectl import Kubectl, KubectlError, Object
 
+# Not a gap: these kill programs of the node, which nobody wants of a cluster of theirs. `make test`
+# runs all of them, on the cluster that it starts.
 pytestmark = pytest.mark.skipif(
     not nodefiles.node_is_here(),
     reason="about the cluster this checkout starts; runs when KUBECONFIG names no other one",

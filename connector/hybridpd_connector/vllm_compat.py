@@ -224,6 +224,11 @@ def check_settings(settings: EngineSettings) -> None:
             "registered KV memory must stay mapped: remove --enable-sleep-mode",
         ),
         (
+            "calculate_kv_scales",
+            settings.scales_at_run_time,
+            "scales made at run time are not handed over: remove --calculate-kv-scales",
+        ),
+        (
             "enable_permute_local_kv",
             settings.permutes_cache,
             "pages are read as they lie: remove it from --kv-transfer-config",
@@ -242,13 +247,6 @@ def check_settings(settings: EngineSettings) -> None:
 
 def _check_kv_dtype(settings: EngineSettings) -> None:
     """Scales that an engine makes by itself would make one byte mean two numbers on P and D."""
-    if settings.scales_at_run_time:
-        raise UnsupportedEngineError(
-            "calculate_kv_scales",
-            "off",
-            "on",
-            "scales made at run time are not handed over: remove --calculate-kv-scales",
-        )
     if settings.kv_dtype not in KV_DTYPES:
         raise UnsupportedEngineError(
             "kv_cache_dtype",

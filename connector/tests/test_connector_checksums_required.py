@@ -62,14 +62,20 @@ def test_tp_sizes_whose_sums_cannot_be_compared_are_refused(world, caplog, monke
     assert "borders of pieces" in told(caplog)
 
 
-def test_sums_are_waited_for_longer_and_then_the_load_fails(world):
+def read_before_its_sums(world):
+    """(P, D, what P has made): D has read a prompt of 40 tokens, P states no sums of it yet."""
     p, d = pair_of(world)
     p.summers[0].held = True
-    tokens, answer, _ = prefilled(p, 40)
+    tokens, answer, made = prefilled(p, 40)
     p.step()
     d.add("d1", tokens, answer)
     d.schedule("d1")
     until_read(world, d)
+    return p, d, made
+
+
+def test_sums_are_waited_for_longer_and_then_the_load_fails(world):
+    _, d, _ = read_before_its_sums(world)
     world.now += CHECK_SECONDS + 1.0
     for _ in range(5):
         d.step()
@@ -81,13 +87,7 @@ def test_sums_are_waited_for_longer_and_then_the_load_fails(world):
 
 
 def test_late_sums_are_compared(world):
-    p, d = pair_of(world)
-    p.summers[0].held = True
-    tokens, answer, made = prefilled(p, 40)
-    p.step()
-    d.add("d1", tokens, answer)
-    d.schedule("d1")
-    until_read(world, d)
+    p, d, made = read_before_its_sums(world)
     world.now += PROOF_SECONDS - 1.0
     d.step()
     p.summers[0].let_go()

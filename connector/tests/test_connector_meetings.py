@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from connector_paces import PACE, A, B
 
 from hybridpd_connector import meetings
 from hybridpd_connector.errors import (
@@ -19,19 +20,11 @@ from hybridpd_connector.errors import (
     VersionError,
 )
 from hybridpd_connector.meetings import LEFT_IDLE_SECONDS, Meetings, look_up_host
-from hybridpd_connector.named_peers import MAX_ADDRESSES, Pace, parse_names
+from hybridpd_connector.named_peers import MAX_ADDRESSES, parse_names
 from hybridpd_connector.peer_state import PeerState
 from hybridpd_connector.peers import Address, PeerLimits, PeerManager
 
-PACE = Pace(
-    lookup_seconds=5,
-    longest_lookup_seconds=30,
-    check_seconds=10,
-    first_pause_seconds=1,
-    longest_pause_seconds=8,
-)
 LIMITS = PeerLimits(first_pause_seconds=1.0, refused_pause_seconds=30.0, idle_seconds=600.0)
-A, B = Address("10.0.0.1", 5600), Address("10.0.0.2", 5600)
 NOBODY = SideChannelError("side channel", "an answer", "none in time")
 
 

@@ -1,7 +1,8 @@
 """A configured prefill engine, and a crowd of made-up ones at the same threads."""
 
 import pytest
-from test_connector_meetings import LIMITS, A, Town
+from connector_paces import A
+from test_connector_meetings import LIMITS, Town
 
 from hybridpd_connector.errors import SideChannelError
 from hybridpd_connector.peer_state import PeerState

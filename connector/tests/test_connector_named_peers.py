@@ -1,7 +1,11 @@
 """Names of prefill engines: what is accepted, and when whom is looked up and asked, on a clock that
 the tests own."""
 
+import dataclasses
+
 import pytest
+from connector_paces import PACE as SLOW_PACE
+from connector_paces import A, B
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +14,6 @@ from hybridpd_connector.named_peers import (
     MAX_NAMES,
     MAX_PORTS,
     Errands,
-    Pace,
     PeerName,
     Rounds,
     parse_names,
@@ -18,15 +21,7 @@ from hybridpd_connector.named_peers import (
 from hybridpd_connector.peers import Address
 from hybridpd_connector.vllm_compat import UnsupportedEngineError
 
-PACE = Pace(
-    lookup_seconds=5,
-    longest_lookup_seconds=30,
-    check_seconds=10,
-    first_pause_seconds=1,
-    longest_pause_seconds=8,
-    max_asked=3,
-)
-A, B = Address("10.0.0.1", 5600), Address("10.0.0.2", 5600)
+PACE = dataclasses.replace(SLOW_PACE, max_asked=3)
 NOTHING = Errands((), ())
 
 

@@ -32,10 +32,11 @@ NGRAM = (
     ),
 )
 SPECULATES = check_version(__version__) >= (0, 31)
+# Not a gap: 0.30 cannot be asked, and the test that the reason names shows why on 0.30 itself. On
+# 0.31 and 0.32 all of them run (`make test-matrix`).
 needs_speculation = pytest.mark.skipif(
     not SPECULATES,
-    reason="this vLLM cannot speculate on a CPU: "
-    "test_vllm_matrix_speculation_ends_one_engine_of_vllm_0_30",
+    reason="this vLLM cannot speculate on a CPU: test_vllm_matrix_speculation_on_one_dense_engine",
 )
 pytestmark = pytest.mark.matrix
 
@@ -77,12 +78,19 @@ def test_vllm_matrix_speculation_on_a_dense_llama(engines, prefill, decode):
     require_nothing_left(pair.prefill, pair.decode)
 
 
-@pytest.mark.skipif(SPECULATES, reason="vLLM 0.31 and later do: the tests beside this one")
-def test_vllm_matrix_speculation_ends_one_engine_of_vllm_0_30(pool):
-    """A plain engine ends at its first draft: its sampler has no kernel for a CPU."""
+def test_vllm_matrix_speculation_on_one_dense_engine(pool):
+    """A plain engine drafts and goes on. One of vLLM 0.30 ends at its first draft: its sampler has
+    no kernel for a CPU."""
     spec = EngineSpec("one-drafting", pool.checkpoint("llama"), arguments=NGRAM)
+    prompt = repetitive(113, 43)
+    if SPECULATES:
+        with pool.own(spec) as (drafting,):
+            assert len(complete(drafting, prompt, TOKENS).tokens) == TOKENS
+            drafted = drafting.metrics().total("vllm:spec_decode_num_draft_tokens_total")
+        assert drafted > 0
+        return
     with pool.own(spec) as (drafting,), pytest.raises((HttpError, EngineFailedError, OSError)):
-        complete(drafting, repetitive(113, 43), TOKENS)
+        complete(drafting, prompt, TOKENS)
     log = pool.log_of("one-drafting")
     assert "_rejection_greedy_sample" in log
     assert "TypeError" in log
