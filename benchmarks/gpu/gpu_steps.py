@@ -17,7 +17,7 @@ NGRAM = " ".join(
         ("prompt_lookup_max", 3),
     )
 )
-UNPROVEN = '{"unproven":["hybrid_ngram"]}'
+UNPROVEN = '--extra-config \'{"unproven":["%s"]}\''
 SHORT = "handover,at-once"
 FLEET = "{scratch}/fleet"
 TRACE = "{scratch}/trace"
@@ -176,14 +176,14 @@ STEPS: tuple[Step, ...] = (
         "matrix-ngram",
         "v1",
         "sync",
-        f"--scenarios {SHORT} --extra-config '{UNPROVEN}' --engine-args=\"{NGRAM}\"",
+        f'--scenarios {SHORT} {UNPROVEN % "hybrid_ngram"} --engine-args="{NGRAM}"',
         cpu=f'--family llama --scenarios {SHORT} --engine-args="{NGRAM}"',
     ),
     matrix(
         "matrix-fp8",
         "v2",
         "async",
-        f'--scenarios {SHORT} --engine-args="--kv-cache-dtype fp8"',
+        f'--scenarios {SHORT} {UNPROVEN % "fp8_on_gpu"} --engine-args="--kv-cache-dtype fp8"',
         cpu=f'--scenarios {SHORT} --engine-args="--kv-cache-dtype fp8"',
     ),
     cost(

@@ -86,7 +86,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "unproven",
         (),
-        "a list of hybrid_ngram",
+        "a list of hybrid_ngram, fp8_on_gpu",
         "both",
         "Combinations to carry although no test has shown their tokens right, to measure them; "
         "a warning at start names them. HybridPDService never sets it",

@@ -15,7 +15,14 @@ from typing import Any
 
 from hybridpd_connector.errors import ConnectorError
 from hybridpd_connector.settings import SETTINGS
-from hybridpd_geometry import CARRIED, KV_DTYPES, PROMPT_DRAFTS, SOUND_SINCE, STATE_MODES
+from hybridpd_geometry import (
+    CARRIED,
+    FP8_DTYPES,
+    KV_DTYPES,
+    PROMPT_DRAFTS,
+    SOUND_SINCE,
+    STATE_MODES,
+)
 
 OLDEST = (0, 30)
 NEWEST = (0, 33)
@@ -26,7 +33,8 @@ REQUEST_IDS_VARIABLE = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
 MAX_ENGINE_ID = 256
 # What the setting `unproven` may name: refused as long as no test has shown its tokens right.
 HYBRID_NGRAM = "hybrid_ngram"
-UNPROVEN = (HYBRID_NGRAM,)
+FP8_ON_GPU = "fp8_on_gpu"
+UNPROVEN = (HYBRID_NGRAM, FP8_ON_GPU)
 ROLES = {"kv_producer": "producer", "kv_consumer": "consumer", "kv_both": "both"}
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
@@ -246,14 +254,23 @@ def check_settings(settings: EngineSettings) -> None:
 
 
 def _check_kv_dtype(settings: EngineSettings) -> None:
-    """Scales that an engine makes by itself would make one byte mean two numbers on P and D."""
-    if settings.kv_dtype not in KV_DTYPES:
-        raise UnsupportedEngineError(
-            "kv_cache_dtype",
-            " or ".join(KV_DTYPES),
-            settings.kv_dtype,
-            "scales made at run time are not handed over: use --kv-cache-dtype fp8 or auto",
-        )
+    """Scales that an engine makes by itself would make one byte mean two numbers on P and D. GPUs
+    round the query and the weights of the values to fp8 too; tokens have not been shown right."""
+    refused = ()
+    if not settings.on_cpu and FP8_ON_GPU not in settings.unproven:
+        refused = FP8_DTYPES
+    if settings.kv_dtype in KV_DTYPES and settings.kv_dtype not in refused:
+        return
+    # Weights that come with scales make an fp8 cache of "auto": bfloat16 is said, not asked for.
+    reason = "scales made at run time are not handed over: use --kv-cache-dtype bfloat16"
+    if settings.kv_dtype in refused:
+        reason = "no test has shown its tokens right on a GPU: use --kv-cache-dtype bfloat16"
+    raise UnsupportedEngineError(
+        "kv_cache_dtype",
+        " or ".join(name for name in KV_DTYPES if name not in refused),
+        settings.kv_dtype,
+        reason,
+    )
 
 
 def _check_drafting(settings: EngineSettings) -> None:

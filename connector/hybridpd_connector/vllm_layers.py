@@ -86,7 +86,7 @@ def _check_plain_attention(name: str, spec: Any) -> None:
             f"{name}.kv_quant_mode",
             " or ".join(PLAIN_SCALES),
             mode,
-            "scales made at run time are not handed over: use --kv-cache-dtype fp8 or auto",
+            "scales made at run time are not handed over: use --kv-cache-dtype bfloat16",
         )
     role = getattr(spec, "cache_role", None)
     if getattr(role, "value", "sparse") != "sparse":
@@ -162,7 +162,7 @@ class LayerBuilder:
                 f"cache of {name}",
                 entry if latent else "keys and values of one head and token side by side",
                 f"{content} bytes",
-                "use --kv-cache-dtype auto, or fp8 without per-token scales",
+                "use --kv-cache-dtype bfloat16",
             )
         model = self._vllm_config.model_config
         heads = spec.num_kv_heads if latent else model.get_total_num_kv_heads()

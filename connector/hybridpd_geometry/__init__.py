@@ -57,6 +57,7 @@ from hybridpd_geometry.descriptors import DescriptorTable, IdBatch, IdRun, build
 from hybridpd_geometry.dtypes import (
     AUTO,
     DTYPE_BYTES,
+    FP8_DTYPES,
     KV_DTYPES,
     canonical_dtype,
     element_bytes,
@@ -122,6 +123,7 @@ __all__ = [
     "EngineFacts",
     "EngineGeometry",
     "FAMILIES",
+    "FP8_DTYPES",
     "KV_DTYPES",
     "PROMPT_DRAFTS",
     "SOUND_SINCE",

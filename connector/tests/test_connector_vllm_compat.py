@@ -7,6 +7,7 @@ import pytest
 from hybridpd_connector.settings import SETTINGS
 from hybridpd_connector.sum_board import MODES
 from hybridpd_connector.vllm_compat import (
+    FP8_ON_GPU,
     HYBRID_NGRAM,
     EngineSettings,
     UnsupportedEngineError,
@@ -105,7 +106,7 @@ def test_other_cache_layouts_are_refused(layout):
         ("sleep_mode", True, "remove --enable-sleep-mode"),
         ("permutes_cache", True, "enable_permute_local_kv"),
         ("draft_method", "mtp", r"speculative_config\.method.*use ngram"),
-        ("kv_dtype", "fp8_per_token_head", r"kv_cache_dtype.*use --kv-cache-dtype fp8 or auto"),
+        ("kv_dtype", "fp8_per_token_head", r"kv_cache_dtype.*use --kv-cache-dtype bfloat16"),
         ("kv_dtype", "nvfp4", "scales made at run time are not handed over"),
         ("scales_at_run_time", True, "remove --calculate-kv-scales"),
     ],
@@ -130,11 +131,32 @@ def test_ngrams_of_a_hybrid_model_are_refused(states, on_cpu, unproven):
         check_settings(settings)
 
 
+@pytest.mark.parametrize("unproven", [(), (HYBRID_NGRAM,), (FP8_ON_GPU,)])
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("kv_dtype", ["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"])
+def test_fp8_caches_are_refused_on_a_gpu(kv_dtype, on_cpu, unproven):
+    """On a CPU they are shown right; scales made at run time are nowhere, whatever is asked."""
+    more = {"kv_dtype": kv_dtype, "on_cpu": on_cpu, "unproven": unproven}
+    settings = EngineSettings(**{**GOOD, **more})
+    if kv_dtype == "nvfp4":
+        with pytest.raises(UnsupportedEngineError, match=r"got nvfp4; scales made at run time"):
+            check_settings(settings)
+    elif kv_dtype.startswith("fp8") and not on_cpu and FP8_ON_GPU not in unproven:
+        words = rf"expected auto or bfloat16 or float16, got {kv_dtype}; no test has shown .* a GPU"
+        with pytest.raises(UnsupportedEngineError, match=words):
+            check_settings(settings)
+    else:
+        check_settings(settings)
+
+
 @pytest.mark.parametrize("value", ["hybrid_ngram", None, ["mtp"], [[]], {"hybrid_ngram": True}])
 def test_what_is_unproven_is_called_by_its_name(value):
     assert check_unproven([HYBRID_NGRAM]) == (HYBRID_NGRAM,)
+    assert check_unproven([FP8_ON_GPU, HYBRID_NGRAM]) == (FP8_ON_GPU, HYBRID_NGRAM)
     assert check_unproven(()) == ()
-    with pytest.raises(UnsupportedEngineError, match=r"unproven: expected a list of hybrid_ngram"):
+    with pytest.raises(
+        UnsupportedEngineError, match=r"unproven: expected a list of hybrid_ngram, fp8_on_gpu"
+    ):
         check_unproven(value)
 
 

@@ -157,6 +157,7 @@ BAD: tuple[tuple[str, Callable[[], object]], ...] = (
         _settings(draft_method="ngram", state_types=("MAMBA2",), on_cpu=True),
     ),
     ("KV cache dtype", _settings(kv_dtype="fp8_per_token_head")),
+    ("an fp8 cache on a GPU", _settings(kv_dtype="fp8")),
     ("scales made at run time", _settings(scales_at_run_time=True)),
     (
         "Gated DeltaNet, KDA on vLLM 0.30",

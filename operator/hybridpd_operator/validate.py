@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridpd_geometry import (
+    FP8_DTYPES,
+    KV_DTYPES,
     PROMPT_DRAFTS,
     SOUND_SINCE,
     STATE_MODES,
@@ -212,6 +214,14 @@ def check_startable(pair: Pair) -> Iterator[Problem]:
         if engine.prefix_caching and mode is not None and mode not in STATE_MODES:
             where = settings.origin.get("mamba-cache-mode", args)
             text = f"expected {' or '.join(STATE_MODES)}, got {mode}; remove --mamba-cache-mode"
+            found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
+        if engine.device != CPU and settings.kv_dtype in FP8_DTYPES:
+            where = settings.origin.get("kv-cache-dtype", "spec.engine.kvCacheDtype")
+            others = " or ".join(name for name in KV_DTYPES if name not in FP8_DTYPES)
+            text = (
+                f"expected {others} on a GPU, got {settings.kv_dtype}: no test has shown its "
+                "tokens right there; use bfloat16"
+            )
             found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
         if (drafting := _drafting(pair, settings)) is not None:
             flags = (settings.origin.get(flag) for flag in _DRAFT_FLAGS)

@@ -101,6 +101,7 @@ def test_problems_are_data_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert [one["reason"] for one in second["problems"]] == [
         "ReservedFlag",
         "ReservedEnv",
+        "ImpossibleEngine",
         "LayoutMismatch",
     ]
     for data in (first, second):

@@ -61,8 +61,18 @@ MODE_ALL = {"extraArgs": ["--mamba-cache-mode=all"]}
             "spec.prefill",
             ("kv_dtype", "fp8_per_token_head"),
         ),
+        (
+            {"kvCacheDtype": "fp8_e5m2"},
+            "spec.engine.kvCacheDtype",
+            ("auto or bfloat16 or float16 on a GPU", "got fp8_e5m2", "use bfloat16"),
+        ),
+        (
+            {"extraArgs": ["--kv-cache-dtype=fp8"]},
+            "spec.engine.extraArgs[0]",
+            ("auto or bfloat16 or float16 on a GPU", "got fp8:", "use bfloat16"),
+        ),
     ],
-    ids=["mode", "ngram", "drafts", "mtp", "scales"],
+    ids=["mode", "ngram", "drafts", "mtp", "scales", "fp8", "flag"],
 )
 def test_an_engine_that_would_refuse_is_not_started(
     engine: dict[str, Any], field: str, parts: tuple[str, ...]
@@ -82,7 +92,8 @@ def test_an_engine_that_would_refuse_is_not_started(
         MODE_ALL,  # without prefix caching vLLM puts it back to none
         {"prefixCaching": True, "extraArgs": ["--mamba-cache-mode=align"]},
         {"device": "CPU", "kvCacheDtype": "fp8"},
-        {"kvCacheDtype": "fp8_e5m2"},
+        {"device": "CPU", "extraArgs": ["--kv-cache-dtype=fp8_e5m2"]},
+        {"kvCacheDtype": "bfloat16"},
     ],
 )
 def test_an_engine_that_starts_is_started(engine: dict[str, Any]) -> None:

@@ -184,7 +184,7 @@ MODEL_CASES: tuple[tuple[str, dict[str, Any], str, tuple[str, ...]], ...] = (
     ),
     (
         problems.LAYOUT_MISMATCH,
-        {"decode": {"extraArgs": ["--kv-cache-dtype=fp8"]}},
+        {"engine": {"device": "CPU"}, "decode": {"extraArgs": ["--kv-cache-dtype=fp8"]}},
         "spec.decode.extraArgs[0]",
         ("bfloat16 on prefill", "fp8_e4m3 on decode", "--kv-cache-dtype"),
     ),
@@ -288,7 +288,7 @@ def test_all_problems_are_told_at_once() -> None:
         },
         {"model": {"id": "Qwen/Qwen3-Next-80B-A3B-Instruct"}, "decode": {"tensorParallelSize": 4}},
         {"decode": {"extraArgs": ["--block-size=64"]}},
-        {"engine": {"kvCacheDtype": "fp8", "ssmCacheDtype": "bfloat16"}},
+        {"engine": {"device": "CPU", "kvCacheDtype": "fp8", "ssmCacheDtype": "bfloat16"}},
         {"prefill": {"tensorParallelSize": 8, "gpuProducts": ["NVIDIA-H200"]}},
         {"engine": {"device": "CPU"}},
         {"prefill": {"replicas": 0}, "decode": {"replicas": 0}},
