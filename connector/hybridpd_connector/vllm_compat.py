@@ -256,7 +256,7 @@ def check_settings(settings: EngineSettings) -> None:
 def _check_kv_dtype(settings: EngineSettings) -> None:
     """Scales that an engine makes by itself would make one byte mean two numbers on P and D. GPUs
     round the query and the weights of the values to fp8 too; tokens have not been shown right."""
-    refused = ()
+    refused: tuple[str, ...] = ()
     if not settings.on_cpu and FP8_ON_GPU not in settings.unproven:
         refused = FP8_DTYPES
     if settings.kv_dtype in KV_DTYPES and settings.kv_dtype not in refused:
