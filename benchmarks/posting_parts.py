@@ -1,0 +1,98 @@
+"""Where the time goes in which D posts the reads of a request, part by part, without an engine.
+
+    python benchmarks/posting_parts.py [--device cuda] [--requests 200] [--busy]
+
+Both halves, real agents and the real side channel in two processes, as in `first_request.py`; D
+zeroes tails as in an engine. The parts are the test kit's (`hybridpd_testkit.posting_parts`), the
+same that `gpu/handover_stages.py` prints of real engines. With `--busy` D's main thread runs a
+millisecond of other Python code between two requests, as an engine does: caches of the processor
+are then not full of the connector alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from first_request import HOST, UP_SECONDS, WAIT_SECONDS, Engine, producer, quick_context, started
+from first_request import take as take_from
+from hybridpd_connector.tail_zeros import Tail
+from hybridpd_testkit.posting_parts import Parts, PostingParts, cost_of_a_part, parts_table
+
+BUSY_SECONDS = 0.001
+WARM_REQUESTS = 10
+
+
+class Zeroing:
+    """Zeroes as in an engine, once it knows the cache."""
+
+    def __init__(self) -> None:
+        self.zero: Any = None
+
+    def __call__(self, tails: Iterable[Tail]) -> None:
+        self.zero(tails)
+
+
+def measured(device: str, requests: int, busy: bool, prefill: Any, pipe: Any) -> None:
+    """D's process: the parts of every post."""
+    from hybridpd_connector.vllm_cache import CacheMemory  # wants PyTorch: not in P's process
+
+    zeroing = Zeroing()
+    port = prefill.recv()
+    decode = Engine("consumer", device, 0, (f"{HOST}:{port}",), zeroing)
+    cache = decode.cache
+    zeroing.zero = CacheMemory(cache.layout, cache.placement, cache.regions, (decode.bytes,)).zero
+    pipe.send("up")
+    decode.wait_until_met()
+    parts = PostingParts(decode.worker)
+    calls: list[Parts] = []
+    decode.post = lambda: calls.append(parts.measure(decode.worker.start_loads))
+    for number in range(WARM_REQUESTS + requests):
+        prefill.send(f"p-{number}")
+        params = prefill.recv()
+        if busy:
+            until, work = time.perf_counter() + BUSY_SECONDS, {}
+            while time.perf_counter() < until:
+                work = {str(index): [index] * 8 for index in range(200)}
+            del work
+        decode.load(f"d-{number}", params)
+    # Steps in which nothing is posted are looked at too; they have no ranges.
+    posts = [call for call in calls if "ranges made" in call]
+    pipe.send((posts[WARM_REQUESTS:], parts.missing, cost_of_a_part()))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--busy", action="store_true", help="other code between two requests")
+    options = parser.parse_args()
+    devices = ("cpu", "cpu") if options.device == "cpu" else ("cuda:0", "cuda:1")
+    context = quick_context()
+    ours, theirs = context.Pipe()
+    results, told = context.Pipe()
+    processes = [
+        started(context, producer, devices[1], theirs),
+        started(context, measured, devices[0], options.requests, options.busy, ours, told),
+    ]
+    try:
+        take_from(results, UP_SECONDS, "both processes up")
+        posts, missing, cost = take_from(
+            results, WAIT_SECONDS + 0.5 * options.requests, "all requests"
+        )
+    finally:
+        for process in processes:
+            process.kill()
+    between = "busy" if options.busy else "idle"
+    print(f"{options.device}, {len(posts)} requests, {between} between them")
+    print("\n".join(parts_table(posts)))
+    print(f"  taking the time adds {1e6 * cost:.1f} us a part")
+    if missing:
+        print(f"  not found: {', '.join(missing)}")
+
+
+if __name__ == "__main__":
+    main()
