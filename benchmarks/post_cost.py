@@ -9,11 +9,15 @@ pages are read in four ways:
                 parts), same agent
     in-tree, its agent    the same with vLLM's agent settings: progress thread, four threads
 
-Told are medians and 90 % of the time inside the post, until a tight poll says done, and the number
-of descriptors. On GPUs (`--device cuda`) the owner has the first and the reader the last one.
+In each round every way reads every length once, in an order of its own (`--seed`), so that neither
+what ran before nor a machine that changes slowly stands between two ways. Told are quartiles and
+90 % of the time inside the post, the share of posts within the goal, the time until a tight poll
+says done, and the number of descriptors; then the post's medians at each place of the cache that is
+read in turn. On GPUs (`--device cuda`) the owner has the first and the reader the last one.
 
     export PYTHONPATH=operator:connector    (with vLLM and NIXL: the engine environment, or SITE)
     python benchmarks/post_cost.py [--device cuda] [--model NAME] [--tokens 1000,2000,3000]
+        [--rounds 300]
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import argparse
 import ctypes
 import dataclasses
 import multiprocessing
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -36,6 +41,8 @@ from hybridpd_connector.request_ranges import RequestRanges
 from hybridpd_geometry import IdRun, ReadRequest, build_table, plan_pair
 from shapes import NANO, Shape, shape_of
 
+GOAL_MICROSECONDS = 150
+WARM_ROUNDS = 5
 SPREAD = 4
 """Requests take turns on this many places of the cache, so that none is read twice in a row."""
 
@@ -204,39 +211,60 @@ def cache_bytes(shape: Shape, blocks: int) -> int:
     return shape.geometry.region_count * shape.geometry.page_bytes * blocks
 
 
-def measure(
-    make: Callable[[int, int], Callable[[], Any]],
-    finish: Callable[[Any], tuple[float, int]],
-    tokens: int,
-    repeats: int,
-) -> str:
-    """One line: post and done in microseconds, p50 (p90), and descriptors."""
-    posts, dones, descriptors = [], [], 0
-    for turn in range(repeats + 5):
-        post = make(tokens, turn)
+@dataclasses.dataclass
+class Cell:
+    """One way and length: microseconds of each post and until done, and the place it has read."""
+
+    make: Callable[[int, int], Callable[[], Any]]
+    finish: Callable[[Any], tuple[float, int]]
+    tokens: int
+    posts: list[float] = dataclasses.field(default_factory=list)
+    dones: list[float] = dataclasses.field(default_factory=list)
+    places: list[int] = dataclasses.field(default_factory=list)
+    descriptors: int = 0
+
+    def measure(self, turn: int) -> None:
+        """One read."""
+        post = self.make(self.tokens, turn)
         begun = time.perf_counter()
         read = post()
         posted = time.perf_counter()
-        done, descriptors = finish(read)
-        if turn >= 5:  # the first ones wake the connection up
-            posts.append(1e6 * (posted - begun))
-            dones.append(1e6 * (done - begun))
-    cells = [
-        f"{statistics.median(values):9.0f} ({statistics.quantiles(values, n=10)[-1]:7.0f})"
-        for values in (posts, dones)
-    ]
-    return f"{cells[0]} {cells[1]} {descriptors:12d}"
+        done, self.descriptors = self.finish(read)
+        if turn >= WARM_ROUNDS:  # the first ones wake the connection up
+            self.posts.append(1e6 * (posted - begun))
+            self.dones.append(1e6 * (done - begun))
+            self.places.append(turn % SPREAD)
+
+    def line(self) -> str:
+        """Quartiles and 90 % of the post, share within the goal, and so on."""
+        low, median, high = statistics.quantiles(self.posts, n=4)
+        most = statistics.quantiles(self.posts, n=10)[-1]
+        share = sum(post <= GOAL_MICROSECONDS for post in self.posts) / len(self.posts)
+        done, done_most = statistics.median(self.dones), statistics.quantiles(self.dones, n=10)[-1]
+        return (
+            f"{low:7.0f} {median:7.0f} {high:7.0f} {most:7.0f} {share:7.0%} "
+            f"{done:9.0f} {done_most:7.0f} {self.descriptors:12d}"
+        )
+
+    def by_place(self) -> str:
+        """Medians of the post at each place."""
+        found = [
+            [post for post, at in zip(self.posts, self.places, strict=True) if at == place]
+            for place in range(SPREAD)
+        ]
+        return " ".join(f"{statistics.median(posts):7.0f}" for posts in found if posts)
 
 
 def main() -> None:
-    """Print one line per way and length."""
+    """Print a line per way and length, and one more with its places."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--model", default=NANO)
     parser.add_argument("--tokens", default="1000,3000")
-    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1, help="of the order in each round")
     options = parser.parse_args()
     shape = shape_of(options.model, 1)
     lengths = [int(part) for part in options.tokens.split(",")]
@@ -248,7 +276,6 @@ def main() -> None:
     met = here.recv()
     reader = Reader(shape, blocks, options.device, met)
     print(f"{options.model}, TP 1, {options.device}, block of {shape.layout.block_tokens} tokens")
-    print(f"{'way':<20} tokens   post us, p50 (p90)  done us, p50 (p90)  descriptors")
     ways: dict[str, tuple[Any, Any]] = {
         "ranges": (reader.by_ranges, reader.finish),
         "ids": (reader.by_ids, reader.finish),
@@ -256,12 +283,25 @@ def main() -> None:
     }
     upstream = UpstreamAgent(reader, met[0])
     ways["in-tree, its agent"] = (upstream.post, upstream.finish)
-    for tokens in lengths:
-        for name, (make, finish) in ways.items():
-            print(
-                f"{name:<20} {tokens:6d} {measure(make, finish, tokens, options.repeats)}",
-                flush=True,
-            )
+    cells = {
+        (name, tokens): Cell(make, finish, tokens)
+        for tokens in lengths
+        for name, (make, finish) in ways.items()
+    }
+    order, source = [*cells.values()], random.Random(options.seed)
+    for turn in range(WARM_ROUNDS + options.rounds):
+        source.shuffle(order)
+        for cell in order:
+            cell.measure(turn)
+    print(
+        f"{'way':<20} tokens  post us: p25     p50     p75     p90   <={GOAL_MICROSECONDS}"
+        "  done us: p50     p90  descriptors"
+    )
+    for (name, tokens), cell in cells.items():
+        print(f"{name:<20} {tokens:6d} {' ' * 6}{cell.line()}")
+    print(f"post us, p50 at each of {SPREAD} places")
+    for (name, tokens), cell in cells.items():
+        print(f"{name:<20} {tokens:6d} {' ' * 6}{cell.by_place()}", flush=True)
     here.send("end")
     owner.join()
 
