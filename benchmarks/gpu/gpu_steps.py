@@ -126,16 +126,18 @@ def cost(name: str, command: str, cpu: str, seconds: int, gpus: int = 1) -> Step
     return Step(name, "costs", command, cpu, seconds, gpus=gpus, tried=False)
 
 
-def stages(needs: str) -> Step:
+def traced(name: str, needs: str, options: str, seconds: int, cpu: str) -> Step:
+    """Requests that the connectors of a fleet note."""
     program = f"benchmarks/gpu/handover_stages.py --trace {TRACE} --out {FLEET}"
     return Step(
-        "stages",
+        name,
         "load",
-        f"{program} --concurrency 1,8,32 --output 40",
-        f"{program} --concurrency 1,2 --requests 4 --input 100 --output 8",
-        seconds=75,
+        f"{program} {options}",
+        f"{program} {cpu}",
+        seconds=seconds,
         needs=needs,
         gpus=2,
+        tried=False,
     )
 
 
@@ -187,12 +189,83 @@ STEPS: tuple[Step, ...] = (
         cpu=f'--scenarios {SHORT} --engine-args="--kv-cache-dtype fp8"',
     ),
     cost(
+        "posting-parts",
+        "benchmarks/posting_parts.py --device cuda --busy",
+        "benchmarks/posting_parts.py --requests 20 --busy",
+        25,
+        gpus=2,
+    ),
+    cost(
         "post-cost",
         "benchmarks/post_cost.py --device cuda --tokens 1000,2000,3000",
-        "benchmarks/post_cost.py --tokens 1000 --repeats 10",
+        "benchmarks/post_cost.py --tokens 1000 --rounds 10",
         45,
         gpus=2,
     ),
+    cost(
+        "first-request",
+        "benchmarks/first_request.py --device cuda",
+        "benchmarks/first_request.py --repeats 2",
+        60,
+        gpus=2,
+    ),
+    fleet("fleet-1-1", "--model nano64 --tp 1,1 --start-seconds 500", 200),
+    load(
+        "load-one-client",
+        "fleet-1-1",
+        "load --concurrency 1 --repeats 3 --output 16 --no-colocated",
+        115,
+        f"load --concurrency 1 --no-colocated {SMALL_LOAD}",
+    ),
+    traced(
+        "stages",
+        "fleet-1-1",
+        "--concurrency 1,8,32 --output 40",
+        100,
+        "--concurrency 1,2 --requests 8 --input 100 --output 24",
+    ),
+    load(
+        "load-one-client-awake",
+        "fleet-1-1",
+        "load --concurrency 1 --repeats 3 --requests 25 --output 24 --no-colocated --warm "
+        "--spin 0,2,all --label awake",
+        95,
+        f"load --concurrency 1 --no-colocated --warm --spin 0,1 --label awake {SMALL_LOAD}",
+        tried=False,
+    ),
+    load(
+        "load",
+        "fleet-1-1",
+        "load --concurrency 8,128 --repeats 5 --no-colocated --warm",
+        265,
+        f"load --concurrency 2 --no-colocated --warm {SMALL_LOAD}",
+    ),
+    load(
+        "load-32",
+        "fleet-1-1",
+        "load --concurrency 32 --repeats 3 --no-colocated --warm",
+        35,
+        f"load --concurrency 3 --no-colocated --warm {SMALL_LOAD}",
+    ),
+    traced(
+        "bursts",
+        "fleet-1-1",
+        '--concurrency "" --bursts 8 --passes 3',
+        65,
+        '--concurrency "" --bursts 4 --passes 2 --rounds 2 --input 100',
+    ),
+    load(
+        "load-colocated",
+        "fleet-1-1",
+        "load --concurrency 1,8,32,128 --repeats 1 --warm --label colocated",
+        140,
+        f"load --concurrency 1 --warm --label colocated {SMALL_LOAD}",
+        tried=False,
+    ),
+    load("report", "fleet-1-1", "report", 3, "report"),
+    stop("stop", "fleet-1-1"),
+    *unequal(1, 2),
+    *unequal(2, 1),
     cost(
         "checksum-cost",
         "benchmarks/checksum_cost.py --device cuda",
@@ -206,45 +279,4 @@ STEPS: tuple[Step, ...] = (
         90,
         gpus=2,
     ),
-    cost(
-        "first-request",
-        "benchmarks/first_request.py --device cuda",
-        "benchmarks/first_request.py --repeats 2",
-        60,
-        gpus=2,
-    ),
-    fleet("fleet-1-1", "--model nano64 --tp 1,1 --start-seconds 500", 270),
-    load(
-        "load",
-        "fleet-1-1",
-        "load --concurrency 8,32,128 --repeats 3 --no-colocated",
-        200,
-        f"load --concurrency 2 --no-colocated {SMALL_LOAD}",
-    ),
-    stages("fleet-1-1"),
-    load(
-        "load-one-client",
-        "fleet-1-1",
-        "load --concurrency 1 --repeats 3 --output 16 --no-colocated --warm",
-        130,
-        f"load --concurrency 1 --no-colocated --warm {SMALL_LOAD}",
-    ),
-    load(
-        "bursts",
-        "fleet-1-1",
-        "bursts --repeats 3 --rounds 8",
-        75,
-        "bursts --repeats 1 --rounds 2 --input 100 --output 8",
-    ),
-    load(
-        "load-colocated",
-        "fleet-1-1",
-        "load --concurrency 1,8,32,128 --repeats 1 --warm",
-        140,
-        f"load --concurrency 1 --warm {SMALL_LOAD}",
-    ),
-    load("report", "fleet-1-1", "report", 3, "report"),
-    stop("stop", "fleet-1-1"),
-    *unequal(1, 2),
-    *unequal(2, 1),
 )

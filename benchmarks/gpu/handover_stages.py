@@ -15,8 +15,15 @@ as a router would; the client's own times close the chain at both ends:
     first step      the first step that runs the request is scheduled           (D, connector call)
     first token     the client has the first token                              (client)
 
+Beside the stages: what the engine's decode steps last, with and without reads in them, and what the
+connectors' own calls take in a step (`hybridpd_testkit.decode_steps`); the client's time per token
+of the same requests; and, from some more requests of our connector only, the parts of its "posting"
+(`hybridpd_testkit.posting_parts`). Connectors take turns, `--passes` times. With `--bursts` several
+prefilled requests come to decode at once while others run there: steps that post many reads.
+
     export PYTHONPATH=SITE:connector:connector/testkit
     python benchmarks/gpu/handover_stages.py --trace DIRECTORY --concurrency 1,8,32
+    python benchmarks/gpu/handover_stages.py --trace DIRECTORY --concurrency "" --bursts 8
 """
 
 from __future__ import annotations
@@ -32,9 +39,22 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from pd_bursts import run_bursts
 from pd_load import Load, prompts_of
+from pd_report import BASE, OURS
 
+from hybridpd_testkit.decode_steps import (
+    Seen,
+    calls_table,
+    head,
+    line_of,
+    percentile,
+    seen_in,
+    steps_table,
+)
 from hybridpd_testkit.pd_client import PREFILL_PARAMS
+from hybridpd_testkit.posting_parts import cost_of_a_part, parts_table
+from hybridpd_testkit.trace_lines import cost_of_a_line, read_lines
 
 # Stage, the event it begins with, the event it ends with, whose time it is.
 STAGES = (
@@ -49,12 +69,21 @@ STAGES = (
     ("first step, until the client has a token", "first step", "first token", "vLLM"),
     ("hand-over", "answer", "first token", ""),
 )
+EVENTS = {"answered": "P answered"}
 MARK = "stage-"
+PARTS_MARK = f"{MARK}parts-"  # see trace_connector
+WHO = {BASE: "TracedUpstream", OURS: "TracedHybrid"}
+PARTS_REQUESTS = 30
+
+Moments = dict[str, float]
+"""Event -> seconds of one request; "per token" is a duration."""
+
+Stretch = tuple[float, float]
 
 
 async def one(
     session: aiohttp.ClientSession, urls: tuple[str, str], prompt: list[int], name: str, tokens: int
-) -> dict[str, float]:
+) -> Moments:
     """One request through both engines; the client's own moments."""
     body: dict[str, Any] = {
         "model": "tiny", "prompt": prompt, "temperature": 0, "ignore_eos": True,
@@ -66,18 +95,20 @@ async def one(
         response.raise_for_status()
         body["kv_transfer_params"] = (await response.json())["kv_transfer_params"]
     moments = {"answer": time.monotonic()}
-    body["stream"] = True
+    body["stream"], last = True, 0.0
     async with session.post(f"{urls[1]}/v1/completions", json=body, headers=headers) as response:
         response.raise_for_status()
         async for line in response.content:
-            if line.startswith(b"data: {") and "first token" not in moments:
-                moments["first token"] = time.monotonic()
+            if line.startswith(b"data: {"):
+                last = time.monotonic()
+                moments.setdefault("first token", last)
+    moments["per token"] = (last - moments["first token"]) / max(1, tokens - 1)
     return moments
 
 
-async def drive(urls: tuple[str, str], load: Load, prefix: str) -> dict[str, dict[str, float]]:
+async def drive(urls: tuple[str, str], load: Load, prefix: str) -> dict[str, Moments]:
     """All requests of a load; the client's moments by request name."""
-    gate, found = asyncio.Semaphore(load.concurrency), dict[str, dict[str, float]]()
+    gate, found = asyncio.Semaphore(load.concurrency), dict[str, Moments]()
     async with aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=400), connector=aiohttp.TCPConnector(limit=0)
     ) as session:
@@ -94,53 +125,163 @@ async def drive(urls: tuple[str, str], load: Load, prefix: str) -> dict[str, dic
     return found
 
 
-def read_trace(folder: Path) -> dict[tuple[str, str], float]:
-    """(request id, event) -> seconds; the last rank's for what ranks do, else the first line's."""
-    found: dict[tuple[str, str], float] = {}
-    for path in folder.glob("*.jsonl"):
-        for line in path.read_text().splitlines():
-            event, request_id, seconds = json.loads(line)
-            key = request_id, event
-            late = event in ("posted", "noticed")
-            found[key] = (max if late else min)(seconds, found.get(key, seconds))
-    return found
-
-
-def joined(
-    client: dict[str, dict[str, float]], trace: dict[tuple[str, str], float]
-) -> list[dict[str, float]]:
-    """The moments of each request, client's and engines' together."""
-    by_name: dict[str, dict[str, float]] = {name: dict(own) for name, own in client.items()}
-    for (request_id, event), seconds in trace.items():
+def joined(client: dict[str, Moments], lines: list[list[Any]]) -> list[Moments]:
+    """The moments of each request, client's and engines' together: of what ranks do the last one's,
+    else the first line's."""
+    by_name: dict[str, Moments] = {name: dict(own) for name, own in client.items()}
+    for noted, request_id, *rest in lines:
+        if not isinstance(request_id, str):
+            continue
         at = request_id.find(MARK)
         name = request_id[at : request_id.find("x", at) + 1] if at >= 0 else ""
         if name in by_name:
-            by_name[name]["P answered" if event == "answered" else event] = seconds
+            event, own, seconds = EVENTS.get(noted, noted), by_name[name], rest[0]
+            late = event in ("posted", "noticed")
+            own[event] = (max if late else min)(seconds, own.get(event, seconds))
     return list(by_name.values())
 
 
-def print_table(title: str, requests: list[dict[str, float]]) -> None:
+def stages_table(title: str, requests: list[Moments]) -> list[str]:
     """p50 and p99 of every stage, in milliseconds."""
-    print(f"\n{title}, {len(requests)} requests")
-    print(f"{'stage':<44}{'p50 ms':>9}{'p99 ms':>9}{'seen':>6}  whose")
+    lines = [f"\n{title}, {len(requests)} requests"]
+    lines.append(f"{'stage':<44}{'p50 ms':>9}{'p99 ms':>9}{'seen':>6}  whose")
     for name, begin, end, whose in STAGES:
-        values = sorted(
+        values = [
             1000 * (moments[end] - moments[begin])
             for moments in requests
             if begin in moments and end in moments
-        )
+        ]
         if not values:
-            print(f"{name:<44}{'-':>9}{'-':>9}{0:>6}  {whose}")
+            lines.append(f"{name:<44}{'-':>9}{'-':>9}{0:>6}  {whose}")
             continue
-        p99 = values[min(len(values) - 1, int(0.99 * len(values)))]
+        p50, p99 = statistics.median(values), percentile(values, 99)
+        lines.append(f"{name:<44}{p50:>9.2f}{p99:>9.2f}{len(values):>6}  {whose}")
+    return lines
+
+
+class Traced:
+    """The engines that are up, and what their connectors note."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        engines = json.loads((options.out / "engines.json").read_text())["engines"]
+        names = dict.fromkeys(name.rsplit("-kv_", 1)[0] for name in engines)
+        self.urls = {
+            name: (engines[f"{name}-kv_producer"]["url"], engines[f"{name}-kv_consumer"]["url"])
+            for name in names
+        }
+
+    def turns(self) -> list[str]:
+        """Connectors in alternating order: A, B, B, A, ..."""
+        names = [*self.urls]
+        return [
+            name
+            for turn in range(self.options.passes)
+            for name in (names if turn % 2 == 0 else reversed(names))
+        ]
+
+    def lines(self) -> dict[str, list[list[Any]]]:
+        """All lines of both engines of each connector."""
+        time.sleep(0.3)
+        found: dict[str, list[list[Any]]] = {name: [] for name in self.urls}
+        for who, lines in read_lines(self.options.trace):
+            for name in found:
+                if who.startswith(WHO[name]):
+                    found[name] += lines
+        return found
+
+    def drive(
+        self, name: str, concurrency: int, requests: int, seed: int, mark: str = MARK
+    ) -> tuple[dict[str, Moments], Stretch]:
+        """A load that is noted: the client's moments, and when it was."""
+        options = self.options
+        load = Load(concurrency, requests, options.input, options.output, seed)
+        begun = time.monotonic()
+        prefix = f"{mark}{name}-{concurrency}-{time.monotonic_ns()}-"
+        client = asyncio.run(drive(self.urls[name], load, prefix))
+        return client, (begun, time.monotonic())
+
+    def point(self, concurrency: int) -> None:
+        """All tables of one concurrency."""
+        options = self.options
+        client: dict[str, dict[str, Moments]] = {name: {} for name in self.urls}
+        stretches: dict[str, list[Stretch]] = {name: [] for name in self.urls}
+        requests = max(options.requests, 3 * concurrency) // options.passes
+        for name in self.urls:
+            warm = Load(concurrency, 2 * concurrency, options.input, 4, 3)
+            asyncio.run(drive(self.urls[name], warm, "warm-"))
+        for turn, name in enumerate(self.turns()):
+            seed = 500 + concurrency + 1000 * (turn // len(self.urls))
+            moments, stretch = self.drive(name, concurrency, requests, seed)
+            client[name] |= moments
+            stretches[name].append(stretch)
+        lines = self.lines()
+        for name, moments in client.items():
+            tell(stages_table(f"{name}, concurrency {concurrency}", joined(moments, lines[name])))
+        print(f"\nconcurrency {concurrency}")
+        per_token = {
+            name: [own["per token"] for own in moments.values()] for name, moments in client.items()
+        }
+        tell([head("client, ms", client), line_of("time per token", per_token, 1e3)])
+        self.tell_steps(lines, stretches)
+        if OURS in self.urls:
+            self.parts(concurrency)
+
+    def tell_steps(
+        self, lines: dict[str, list[list[Any]]], stretches: dict[str, list[Stretch]]
+    ) -> None:
+        seen = {name: seen_in(lines[name], stretches[name]) for name in self.urls}
+        tell([*steps_table(seen), *calls_table(seen), self.cost(seen)])
+
+    def cost(self, seen: dict[str, Seen]) -> str:
+        """What the lines themselves cost a step."""
+        steps = sum(len(stretch) for own in seen.values() for stretch in own.steps)
+        written = steps + sum(len(own.calls) for own in seen.values())
+        cost = 1e6 * cost_of_a_line()
+        return f"noting: {cost:.1f} us a line, {written / max(1, steps):.1f} lines a step"
+
+    def parts(self, concurrency: int) -> None:
+        """Where the time of our posting goes, from requests of their own."""
+        requests = max(PARTS_REQUESTS, concurrency)
+        if self.options.requests < requests:
+            requests = self.options.requests
+        _, (begin, end) = self.drive(OURS, concurrency, requests, 900 + concurrency, PARTS_MARK)
+        calls = [
+            (line[2], line[3])
+            for line in self.lines()[OURS]
+            if line[0] == "parts" and begin <= line[1] <= end
+        ]
+        for title, own in (
+            ("1 read", [parts for reads, parts in calls if reads == 1]),
+            ("2 reads or more", [parts for reads, parts in calls if reads > 1]),
+        ):
+            if own:
+                print(f"\nposting by {OURS}, concurrency {concurrency}, {title} a step:")
+                tell(parts_table(own))
+        print(f"  taking the time adds {1e6 * cost_of_a_part():.1f} us a part")
+
+    def bursts(self) -> None:
+        """Steps while several reads are posted, beside requests that run."""
+        options = self.options
+        stretches: dict[str, list[Stretch]] = {name: [] for name in self.urls}
+        for turn, name in enumerate(self.turns()):
+            load = Load(options.bursts, 2 * options.bursts, options.input, 1, 300 + turn)
+            prefix = f"{MARK}{name}-burst-{time.monotonic_ns()}-"
+            begun = time.monotonic()
+            asyncio.run(run_bursts(self.urls[name], prefix, options.rounds, load))
+            stretches[name].append((begun, time.monotonic()))
         print(
-            f"{name:<44}{statistics.median(values):>9.2f}{p99:>9.2f}{len(values):>6}  {whose}",
-            flush=True,
+            f"\n{options.bursts} at once, {options.rounds} times in each of {options.passes} passes"
         )
+        self.tell_steps(self.lines(), stretches)
+
+
+def tell(lines: list[str]) -> None:
+    print("\n".join(lines), flush=True)
 
 
 def main() -> int:
-    """Drive both connectors and print a table for each concurrency."""
+    """Drive both connectors and print tables for each concurrency."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -148,23 +289,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "pd-compare")
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--requests", type=int, default=100, help="per point, at least")
+    parser.add_argument("--passes", type=int, default=2, help="of each connector, in turn")
+    parser.add_argument("--bursts", type=int, default=0, help="requests that come at once")
+    parser.add_argument("--rounds", type=int, default=8, help="bursts in each pass")
     parser.add_argument("--input", type=int, default=2000)
     parser.add_argument("--output", type=int, default=64)
     options = parser.parse_args()
-    engines = json.loads((options.out / "engines.json").read_text())["engines"]
-    names = dict.fromkeys(name.rsplit("-kv_", 1)[0] for name in engines)
-    for concurrency in (int(part) for part in options.concurrency.split(",")):
-        for name in names:
-            urls = engines[f"{name}-kv_producer"]["url"], engines[f"{name}-kv_consumer"]["url"]
-            warm = Load(concurrency, 2 * concurrency, options.input, 4, 3)
-            asyncio.run(drive(urls, warm, "warm-"))
-            requests = max(options.requests, 3 * concurrency)
-            load = Load(concurrency, requests, options.input, options.output, 500 + concurrency)
-            prefix = f"{MARK}{name}-{concurrency}-{time.monotonic_ns()}-"
-            client = asyncio.run(drive(urls, load, prefix))
-            time.sleep(0.5)
-            found = joined(client, read_trace(options.trace))
-            print_table(f"{name}, concurrency {concurrency}", found)
+    traced = Traced(options)
+    for concurrency in filter(None, options.concurrency.split(",")):
+        traced.point(int(concurrency))
+    if options.bursts:
+        traced.bursts()
     return 0
 
 

@@ -3,10 +3,13 @@
 `start` brings up a prefill and a decode engine for each connector and leaves them running, with
 `--layout shared` (the default) on the same GPUs: an engine without requests leaves its GPU alone,
 so both connectors are measured on the same silicon, one after the other. `load` drives them in
-turn, in alternating order, beside the same two engines as plain ones (colocated); `bursts` tells
-what hand-overs cost running requests; `report` prints tables of all that was written. Results are
-written line by line, so that a run that is cut short keeps what it has. Weights are random: this
-measures speed, not tokens.
+turn, in alternating order, beside the same two engines as plain ones (colocated); `report` prints
+tables of all that was written. Results are written line by line, so that a run that is cut short
+keeps what it has. Weights are random: this measures speed, not tokens.
+
+Our D is told where its P lives (`prefill_peers`), as the operator tells it, and so meets it before
+a request does; `--no-prefill-peers` leaves that out. With `--spin` each point is measured beside so
+many busy processes too (`spinners`): do sleeping cores make the difference?
 
 With `--gpus` engines that do not fit beside each other wrap round: `--tp 1,2 --gpus 2` puts D on
 both GPUs and P on the first of them. `start` prints what the engines say of their pages.
@@ -15,7 +18,7 @@ both GPUs and P on the first of them. `start` prints what the engines say of the
     python benchmarks/gpu/pd_compare.py start --model nano64 --tp 1,1
     python benchmarks/gpu/pd_compare.py load --concurrency 8,32,128 --repeats 3
     python benchmarks/gpu/pd_compare.py load --concurrency 1 --repeats 3 --output 32
-    python benchmarks/gpu/pd_compare.py bursts --repeats 3
+    python benchmarks/gpu/pd_compare.py load --concurrency 1 --spin 0,2,all --label awake --warm
     python benchmarks/gpu/pd_compare.py report
     python benchmarks/gpu/pd_compare.py stop
 """
@@ -38,13 +41,14 @@ from typing import Any
 import pd_report
 from engine_facts import engine_facts
 from handover_stages import MARK
-from pd_bursts import run_bursts
 from pd_cpu import cpu_seconds
 from pd_load import Load, run_load
 from pd_models import write_model
+from spinners import count_of, spinning
 
-from hybridpd_testkit.engines import SHIPPED, UPSTREAM, ConnectorClass, Engine, EngineSpec
-from hybridpd_testkit.metrics import parse_metrics
+from hybridpd_testkit.engines import SHIPPED, UPSTREAM, ConnectorClass, Engine, EngineSpec, Place
+from hybridpd_testkit.metrics import Metrics, parse_metrics
+from hybridpd_testkit.processes import free_port
 
 CONNECTORS = {pd_report.BASE: UPSTREAM, pd_report.OURS: SHIPPED}
 # The same two, noting when their calls happen: for `handover_stages.py`.
@@ -117,25 +121,7 @@ def start(options: argparse.Namespace) -> int:
     write_model(options.model, folder)
     if options.engine_args is None:
         options.engine_args = engine_arguments(options)
-    prefill_tp, decode_tp = (int(part) for part in options.tp.split(","))
-    traced = {TRACE_VARIABLE: str(options.trace), MARK_VARIABLE: MARK} if options.trace else {}
-    gpu, engines = 0, []
-    for name in options.connectors.split(","):
-        gpu = 0 if options.layout == "shared" else gpu
-        for role, tp in (("kv_producer", prefill_tp), ("kv_consumer", decode_tp)):
-            spec = EngineSpec(
-                f"{name}-{role}",
-                folder,
-                tp_size=tp,
-                role=role,
-                connector=(TRACED if options.trace else CONNECTORS)[name],
-                environment={
-                    "CUDA_VISIBLE_DEVICES": placed(gpu, tp, options.gpus),
-                    **traced,
-                },
-            )
-            engines.append(FullEngine(spec, options.out, options))
-            gpu += tp
+    engines = [FullEngine(spec, options.out, options) for spec in specs_of(options, folder)]
     if os.fork():
         # Somewhat longer than the keeper waits, who tells which engines are up.
         return wait_for(options.out / "engines.json", options.start_seconds + 15)
@@ -158,6 +144,33 @@ def start(options: argparse.Namespace) -> int:
     (options.out / "engines.json.new").rename(options.out / "engines.json")
     while True:
         time.sleep(60)
+
+
+def specs_of(options: argparse.Namespace, checkpoint: Path) -> list[EngineSpec]:
+    """P and D of each connector."""
+    prefill_tp, decode_tp = (int(part) for part in options.tp.split(","))
+    traced = {TRACE_VARIABLE: str(options.trace), MARK_VARIABLE: MARK} if options.trace else {}
+    gpu, specs = 0, []
+    for name in options.connectors.split(","):
+        gpu = 0 if options.layout == "shared" else gpu
+        port = free_port()
+        meets = {"prefill_peers": [f"{Place().data_host}:{port}"]}
+        for role, tp in (("kv_producer", prefill_tp), ("kv_consumer", decode_tp)):
+            told = role == "kv_consumer" and name == pd_report.OURS and options.prefill_peers
+            specs.append(
+                EngineSpec(
+                    f"{name}-{role}",
+                    checkpoint,
+                    tp_size=tp,
+                    role=role,
+                    connector=(TRACED if options.trace else CONNECTORS)[name],
+                    extra_config=meets if told else {},
+                    environment={"CUDA_VISIBLE_DEVICES": placed(gpu, tp, options.gpus), **traced},
+                    place=Place(side_channel_port=port if role == "kv_producer" else None),
+                )
+            )
+            gpu += tp
+    return specs
 
 
 def engine_arguments(options: argparse.Namespace) -> str:
@@ -196,10 +209,15 @@ def wait_for(path: Path, seconds: float) -> int:
     return 0 if up else 1
 
 
+def metrics_of(url: str) -> Metrics:
+    """An engine's metrics as they are now."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        return parse_metrics(response.read().decode())
+
+
 def counters(url: str) -> dict[str, float]:
     """The transfer counters of an engine."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
-        found = parse_metrics(response.read().decode())
+    found = metrics_of(url)
     return {name: found.total(name) for name in METRICS}
 
 
@@ -229,11 +247,19 @@ class Fleet:
             plain = Load(4, 8, options.input, 16, 1)
             asyncio.run(run_load(None, [prefill["url"], decode["url"]], plain))
             found = []
+            ready = metrics_of(decode["url"]).total("hybridpd_peers", state="ready")
             for index in range(6):
                 one = Load(1, 1, options.input, 4, 2 + index)
                 result = asyncio.run(run_load(prefill["url"], decode["url"], one))
                 found.append(result.get("hand_over_p50_ms", -1.0))
-            self.write({"kind": "first", "connector": name, "hand_over_ms": found})
+            self.write(
+                {
+                    "kind": "first",
+                    "connector": name,
+                    "met_ahead": int(ready),
+                    "hand_over_ms": found,
+                }
+            )
             self.point(name, Load(8, 16, options.input, 16, 9))
 
     def point(self, name: str, load: Load) -> dict[str, Any]:
@@ -266,31 +292,21 @@ def load(options: argparse.Namespace) -> int:
         names.append(pd_report.COLOCATED)
     if not options.warm:
         fleet.warm_up()
+    spins = [count_of(part) for part in options.spin.split(",")]
     turn = failed = 0
     for repeat in range(options.repeats):
-        for concurrency in (int(part) for part in options.concurrency.split(",")):
+        points = [(int(part), spin) for part in options.concurrency.split(",") for spin in spins]
+        for concurrency, spin in points:
             for name in names if turn % 2 == 0 else reversed(names):
                 requests = max(options.requests, concurrency * 3)
                 one = Load(concurrency, requests, options.input, options.output, 100 + repeat)
-                result = fleet.point(name, one)
+                with spinning(spin):
+                    result = fleet.point(name, one)
                 failed += result["failed"]
-                fleet.write({"kind": "point", "connector": name, "repeat": repeat, **result})
+                said = {"connector": name, "repeat": repeat, "spin": spin, "label": options.label}
+                fleet.write({"kind": "point", **said, **result})
             turn += 1
     return 1 if failed else 0
-
-
-def bursts(options: argparse.Namespace) -> int:
-    """What hand-overs cost running requests: one and four at once, connectors in turn."""
-    fleet = Fleet(options)
-    for repeat in range(options.repeats):
-        for together in (1, 4):
-            for name in fleet.pairs if repeat % 2 == 0 else reversed(fleet.pairs):
-                prefill, decode = fleet.pairs[name]
-                one = Load(together, 8, options.input, options.output, 300 + repeat)
-                urls = prefill["url"], decode["url"]
-                result = asyncio.run(run_bursts(urls, together, options.rounds, one))
-                fleet.write({"kind": "burst", "connector": name, "repeat": repeat, **result})
-    return 0
 
 
 def report(options: argparse.Namespace) -> int:
@@ -298,7 +314,7 @@ def report(options: argparse.Namespace) -> int:
     path = options.results or options.out / "results.jsonl"
     records: Sequence[Mapping[str, Any]] = [json.loads(line) for line in path.open()]
     lines = pd_report.table([record for record in records if record["kind"] == "point"])
-    print("\n".join([*lines, "", *pd_report.other_lines(records)]))
+    print("\n".join([*lines, "", *pd_report.first_lines(records)]))
     return 0
 
 
@@ -316,7 +332,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = {"start": start, "load": load, "bursts": bursts, "report": report, "stop": stop}
+    commands = {"start": start, "load": load, "report": report, "stop": stop}
     parser.add_argument("command", choices=commands)
     parser.add_argument("--model", default="nano64", help="nano, nano64, nano32; small to rehearse")
     parser.add_argument("--tp", default="1,1", help="prefill's and decode's TP size")
@@ -327,10 +343,17 @@ def main() -> int:
     parser.add_argument("--stagger-seconds", type=float, default=0.0, help="between two starts")
     parser.add_argument("--connectors", default="in-tree,hybridpd")
     parser.add_argument("--engine-args", help="instead of the memory settings of the layout")
+    parser.add_argument(
+        "--no-prefill-peers",
+        dest="prefill_peers",
+        action="store_false",
+        help="our D learns of its P by the first request",
+    )
     parser.add_argument("--concurrency", default="1,8,32,128")
+    parser.add_argument("--spin", default="0", help="busy processes beside, all: one for each core")
+    parser.add_argument("--label", default="", help="points with another one are reported apart")
     parser.add_argument("--requests", type=int, default=100, help="per point, at least")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=10, help="bursts in each repeat")
     parser.add_argument("--input", type=int, default=2000, help="prompt tokens, on average")
     parser.add_argument("--output", type=int, default=200, help="tokens to generate")
     parser.add_argument("--warm", action="store_true", help="the engines have been warmed up")

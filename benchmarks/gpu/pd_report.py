@@ -68,53 +68,59 @@ def ratios(medians: Mapping[str, float], by_repeat: Sequence[float]) -> str:
     return f"{medians[OURS] / medians[BASE]:>14.3f}{spread:>26}"
 
 
+def place_of(point: Point) -> tuple[str, int, int]:
+    """Points with the same one are of one table: label, concurrency, busy processes beside."""
+    return point.get("label", ""), point["concurrency"], point.get("spin", 0)
+
+
 def table(points: Sequence[Point]) -> list[str]:
-    """One block of lines per concurrency."""
+    """One block of lines for each place."""
     lines = []
-    for concurrency in sorted({point["concurrency"] for point in points}):
-        here = [point for point in points if point["concurrency"] == concurrency]
+    for place in sorted({place_of(point) for point in points}):
+        here = [point for point in points if place_of(point) == place]
+        label, concurrency, spin = place
         requests = {
             name: sum(point["requests"] for point in here if point["connector"] == name)
             for name in (BASE, OURS, COLOCATED)
             if any(point["connector"] == name for point in here)
         }
-        lines += ["", f"concurrency {concurrency}, requests {json.dumps(requests)}"]
+        beside = f", {spin} busy processes beside" if spin else ""
+        title = f"concurrency {concurrency}{beside}, requests {json.dumps(requests)}"
+        lines += ["", f"{label}: {title}" if label else title]
         head = f"{'':30}" + "".join(f"{name:>28}" for name in requests)
         lines.append(head + f"{'ours/in-tree':>14}{'repeat by repeat':>26}")
-        for title, names, factor, digits in ROWS:
-            line, medians = f"{title:30}", {}
-            for connector in requests:
-                mine = [p for p in here if p["connector"] == connector]
-                values = values_of(mine, names, factor)
-                if values:
-                    medians[connector] = statistics.median(values)
-                    spread = f"[{min(values):.{digits}f}-{max(values):.{digits}f}]"
-                    line += f"{medians[connector]:>11.{digits}f} {spread:>16}"
-                else:
-                    line += f"{'-':>28}"
-            if medians:
-                lines.append(line + ratios(medians, ratios_by_repeat(here, names)))
+        for row in ROWS:
+            lines += row_of(row, here, [*requests])
     failed = sum(point["failed"] for point in points)
     return [*lines, "", f"failed requests: {failed}"]
 
 
-def other_lines(records: Iterable[Point]) -> list[str]:
-    """First requests and bursts: medians over repeats per connector."""
+def row_of(
+    row: tuple[str, tuple[str, ...], float, int], here: Sequence[Point], connectors: Sequence[str]
+) -> list[str]:
+    """The line of one row, none when no point has it."""
+    title, names, factor, digits = row
+    line, medians = f"{title:30}", {}
+    for connector in connectors:
+        mine = [p for p in here if p["connector"] == connector]
+        values = values_of(mine, names, factor)
+        if values:
+            medians[connector] = statistics.median(values)
+            spread = f"[{min(values):.{digits}f}-{max(values):.{digits}f}]"
+            line += f"{medians[connector]:>11.{digits}f} {spread:>16}"
+        else:
+            line += f"{'-':>28}"
+    return [line + ratios(medians, ratios_by_repeat(here, names))] if medians else []
+
+
+def first_lines(records: Iterable[Point]) -> list[str]:
+    """Hand-overs of each pair's first requests, and whether D had met P before them."""
     lines = []
     for record in records:
         if record["kind"] == "first":
             values = ", ".join(f"{ms:.1f}" for ms in record["hand_over_ms"])
-            lines.append(f"hand-over of the first requests, ms, {record['connector']}: {values}")
-    grouped: dict[tuple[str, int], list[Point]] = {}
-    for record in records:
-        if record["kind"] == "burst" and record["rounds"]:
-            grouped.setdefault((record["connector"], record["together"]), []).append(record)
-    for (name, together), found in sorted(grouped.items(), key=lambda item: item[0][1]):
-        cells = []
-        for key in ("longest_gap_quiet_p50_ms", "longest_gap_burst_p50_ms", "added_p50_ms"):
-            values = [record[key] for record in found]
-            cells.append(
-                f"{key} {statistics.median(values):.2f} [{min(values):.2f}-{max(values):.2f}]"
+            met = f", {record['met_ahead']} P met ahead" if record.get("met_ahead") else ""
+            lines.append(
+                f"hand-over of the first requests, ms, {record['connector']}{met}: {values}"
             )
-        lines.append(f"{together} at once, {name}: " + ", ".join(cells))
     return lines

@@ -1,0 +1,177 @@
+"""What steps of a decode engine last, with and without reads in them, from the lines of
+`trace_connector`. Pure: lines in, tables out.
+
+A step lasts from its schedule until the next one, if that has one of its requests again; so a pause
+of an engine without requests is no step. Only steps in which every request gets one token count.
+Each is one of
+
+    no read in flight
+    1 read ordered, 2-3, 4 or more     the step posts them, behind the launch of its model
+    the step after                     one that orders none, behind one that ordered some
+    reads in flight                    any other while a load has not been reported
+
+Told apart by the number of its requests, since a step of more requests lasts longer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+NONE, AFTER, FLYING = "no read in flight", "the step after", "reads in flight"
+ONE, FEW, MANY = "1 read ordered", "2-3 reads ordered", "4 or more ordered"
+KINDS = (NONE, ONE, FEW, MANY, AFTER, FLYING)
+MANY_READS = 4
+FEWEST = 5
+"""A row of fewer steps is not printed: its p99 would be one step."""
+
+Durations = dict[tuple[str, int], list[float]]
+"""(kind, most requests of the bucket) -> seconds of each step."""
+
+
+class Step(NamedTuple):
+    """One line: ``at`` seconds; ``reads`` ordered in it; ``flying``: loads that are not reported,
+    these among them; ``goes_on``: has a request of the step before; ``own``: the connector's own
+    seconds in the scheduler."""
+
+    at: float
+    requests: int
+    tokens: int
+    reads: int
+    flying: int
+    goes_on: bool
+    own: float
+
+
+class Calls(NamedTuple):
+    """The connector's calls in one step of a worker; seconds."""
+
+    at: float
+    reads: int
+    start: float
+    results: float
+    others: float
+
+
+class Seen(NamedTuple):
+    """What a connector's engine has done in some stretches of time."""
+
+    steps: list[list[Step]]
+    calls: list[Calls]
+
+
+def seen_in(lines: Iterable[Sequence[Any]], stretches: Sequence[tuple[float, float]]) -> Seen:
+    """The lines of these stretches (begin, end); steps of each stretch stay together."""
+    steps: list[list[Step]] = [[] for _ in stretches]
+    calls = []
+    for kind, *values in lines:
+        if kind not in ("step", "calls"):
+            continue
+        for index, (begin, end) in enumerate(stretches):
+            if begin <= values[0] <= end:
+                if kind == "step":
+                    steps[index].append(Step(*values))
+                else:
+                    calls.append(Calls(*values))
+    return Seen(steps, calls)
+
+
+def durations(seen: Seen) -> Durations:
+    """Seconds of every step that counts."""
+    found: Durations = {}
+    for steps in seen.steps:
+        before = [None, *steps]
+        for earlier, (step, later) in zip(before, itertools.pairwise(steps), strict=False):
+            if step.requests and step.tokens == step.requests and later.goes_on:
+                key = kind_of(step, earlier), bucket(step.requests)
+                found.setdefault(key, []).append(later.at - step.at)
+    return found
+
+
+def kind_of(step: Step, earlier: Step | None) -> str:
+    """See the module."""
+    if step.reads >= MANY_READS:
+        return MANY
+    if step.reads:
+        return ONE if step.reads == 1 else FEW
+    if earlier is not None and earlier.reads:
+        return AFTER
+    return FLYING if step.flying else NONE
+
+
+def bucket(requests: int) -> int:
+    """The power of two that is not below it."""
+    return 1 << (requests - 1).bit_length()
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Of at least one value."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))]
+
+
+def steps_table(by_name: Mapping[str, Seen]) -> list[str]:
+    """A line for each kind of step and bucket of requests, all connectors side by side."""
+    found = {name: durations(seen) for name, seen in by_name.items()}
+    buckets = sorted({most for own in found.values() for _, most in own})
+    lines = [head("decode steps, ms", by_name)]
+    for kind, most in itertools.product(KINDS, buckets):
+        rows = {name: own.get((kind, most), []) for name, own in found.items()}
+        if any(len(values) >= FEWEST for values in rows.values()):
+            least = most // 2 + 1
+            title = f"{kind}, {least}-{most} requests" if least < most else f"{kind}, {most}"
+            lines.append(line_of(title, rows, 1e3))
+    return lines
+
+
+def calls_table(by_name: Mapping[str, Seen]) -> list[str]:
+    """What the connectors' own calls take in a step, in microseconds."""
+    rows: dict[str, dict[str, list[float]]] = {
+        "scheduler, no read ordered": {},
+        "scheduler, reads ordered": {},
+        "worker, no read ordered": {},
+        "worker, reads ordered": {},
+        "  of it start_load_kv, no read": {},
+        "  of it get_transfer_results, no read": {},
+    }
+    for name, seen in by_name.items():
+        steps = [step for stretch in seen.steps for step in stretch if step.requests]
+        quiet = [call for call in seen.calls if not call.reads]
+        for title, values in zip(
+            rows,
+            (
+                [step.own for step in steps if not step.reads],
+                [step.own for step in steps if step.reads],
+                [call.start + call.results + call.others for call in quiet],
+                [c.start + c.results + c.others for c in seen.calls if c.reads],
+                [call.start for call in quiet],
+                [call.results for call in quiet],
+            ),
+            strict=True,
+        ):
+            rows[title][name] = values
+    return [
+        head("the connector's calls in a step, us", by_name),
+        *(line_of(title, row, 1e6) for title, row in rows.items() if any(row.values())),
+    ]
+
+
+def head(title: str, names: Iterable[str]) -> str:
+    """The first line of a table of connectors side by side."""
+    return f"{title:<42}" + "".join(f"{name:>12} p50     p99  seen" for name in names) + "   ratio"
+
+
+def line_of(title: str, rows: Mapping[str, Sequence[float]], factor: float) -> str:
+    """p50, p99 and number of values of each connector; the last one's p50 to the first one's."""
+    line, medians = f"{title:<42}", []
+    for values in rows.values():
+        if not values:
+            line += f"{'-':>16}{'-':>8}{0:>6}"
+            continue
+        medians.append(statistics.median(values))
+        p99 = percentile(values, 99)
+        line += f"{factor * medians[-1]:>16.2f}{factor * p99:>8.2f}{len(values):>6}"
+    both = len(medians) == len(rows) > 1 and medians[0] > 0
+    return line + (f"{medians[-1] / medians[0]:>8.3f}" if both else "")
