@@ -7,6 +7,7 @@ as a router would; the client's own times close the chain at both ends:
     P finished      P's engine core ends the prefill and builds the answer      (P, connector call)
     answer          the client has P's answer                                   (client)
     arrived         D's engine core has the request                             (D, connector call)
+    taken           the connector has looked at its parameters                  (D, connector call)
     scheduled       blocks are allocated and the load is ordered                (D, connector call)
     post begun      the worker starts to post, the model has been launched      (D, connector call)
     posted          all reads of the step are posted                            (D, connector call)
@@ -60,7 +61,8 @@ from hybridpd_testkit.trace_lines import cost_of_a_line, read_lines
 STAGES = (
     ("P's engine core to client (HTTP, JSON)", "P answered", "answer", "vLLM"),
     ("client to D's engine core (HTTP, JSON)", "answer", "arrived", "vLLM"),
-    ("waiting to be scheduled", "arrived", "scheduled", "vLLM"),
+    ("arrival, in the connector", "arrived", "taken", "connector"),
+    ("waiting to be scheduled", "taken", "scheduled", "vLLM"),
     ("launch of the step's model", "scheduled", "post begun", "vLLM"),
     ("posting", "post begun", "posted", "connector"),
     ("copy, until noticed", "posted", "noticed", "connector"),

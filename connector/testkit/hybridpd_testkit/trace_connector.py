@@ -37,6 +37,7 @@ MARK_VARIABLE = "HYBRIDPD_TRACE_MARK"
 PARTS_MARK = "parts-"
 
 ARRIVED = "arrived"
+TAKEN = "taken"
 SCHEDULED = "scheduled"
 POST_BEGUN = "post begun"
 POSTED = "posted"
@@ -64,8 +65,9 @@ class Trace:
         return [request_id for request_id in request_ids if self._mark in request_id]
 
     def has_marked(self, scheduled: Mapping[str, int]) -> bool:
-        """Is the first of these requests noted? Then all are: clients mark all of a run or none."""
-        return bool(scheduled) and self._mark in next(iter(scheduled))
+        """Is this a step of a decode engine whose first request is noted? Then all of them are:
+        clients mark all requests of a run or none."""
+        return not self._producer and bool(scheduled) and self._mark in next(iter(scheduled))
 
     def note(self, event: str, request_ids: Iterable[str], seconds: float | None = None) -> None:
         """One line for each request. ``seconds``: now, unless given."""
@@ -100,6 +102,8 @@ class Traced:
         if request.kv_transfer_params:
             self._trace.note(ARRIVED, [request.request_id])
         super().on_new_request(request)  # type: ignore[misc]
+        if request.kv_transfer_params:
+            self._trace.note(TAKEN, [request.request_id])
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(  # type: ignore[misc]
