@@ -13,11 +13,14 @@ In each round every way reads every length once, in an order of its own (`--seed
 what ran before nor a machine that changes slowly stands between two ways. Told are quartiles and
 90 % of the time inside the post, the share of posts within the goal, the time until a tight poll
 says done, and the number of descriptors; then the post's medians at each place of the cache that is
-read in turn. On GPUs (`--device cuda`) the owner has the first and the reader the last one.
+read in turn. The first three ways are measured before vLLM's agent exists, whose thread spins and
+keeps the machine awake, and again beside it; with `--pauses` also with a pause before each post, as
+an engine makes: a core that has slept is slow at first. On GPUs (`--device cuda`) the owner has the
+first and the reader the last one.
 
     export PYTHONPATH=operator:connector    (with vLLM and NIXL: the engine environment, or SITE)
     python benchmarks/post_cost.py [--device cuda] [--model NAME] [--tokens 1000,2000,3000]
-        [--rounds 300]
+        [--rounds 300] [--pauses 0,2]
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import multiprocessing
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -223,9 +226,12 @@ class Cell:
     places: list[int] = dataclasses.field(default_factory=list)
     descriptors: int = 0
 
-    def measure(self, turn: int) -> None:
+    def measure(self, turn: int, first_place: int, pause_seconds: float) -> None:
         """One read."""
-        post = self.make(self.tokens, turn)
+        place = (turn + first_place) % SPREAD
+        post = self.make(self.tokens, place)
+        if pause_seconds:
+            time.sleep(pause_seconds)
         begun = time.perf_counter()
         read = post()
         posted = time.perf_counter()
@@ -233,7 +239,7 @@ class Cell:
         if turn >= WARM_ROUNDS:  # the first ones wake the connection up
             self.posts.append(1e6 * (posted - begun))
             self.dones.append(1e6 * (done - begun))
-            self.places.append(turn % SPREAD)
+            self.places.append(place)
 
     def line(self) -> str:
         """Quartiles and 90 % of the post, share within the goal, and so on."""
@@ -255,8 +261,34 @@ class Cell:
         return " ".join(f"{statistics.median(posts):7.0f}" for posts in found if posts)
 
 
-def main() -> None:
+def compare(
+    title: str,
+    ways: Mapping[str, tuple[Any, Any]],
+    lengths: Sequence[int],
+    options: argparse.Namespace,
+    pause_seconds: float,
+) -> None:
     """Print a line per way and length, and one more with its places."""
+    cells = {
+        (name, tokens): Cell(make, finish, tokens)
+        for tokens in lengths
+        for name, (make, finish) in ways.items()
+    }
+    order, source = [*enumerate(cells.values())], random.Random(options.seed)
+    for turn in range(WARM_ROUNDS + options.rounds):
+        source.shuffle(order)
+        for first_place, cell in order:
+            cell.measure(turn, first_place, pause_seconds)
+    print(
+        f"{title}\n{'way':<20} tokens  post us: p25     p50     p75     p90   "
+        f"<={GOAL_MICROSECONDS}  done us: p50     p90  descriptors   post p50 at each place"
+    )
+    for (name, tokens), cell in cells.items():
+        print(f"{name:<20} {tokens:6d} {' ' * 6}{cell.line()}  {cell.by_place()}", flush=True)
+
+
+def main() -> None:
+    """Print tables without and beside vLLM's agent, without and with pauses."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -265,6 +297,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="1000,3000")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1, help="of the order in each round")
+    parser.add_argument("--pauses", default="0,2", help="before each post, milliseconds")
     options = parser.parse_args()
     shape = shape_of(options.model, 1)
     lengths = [int(part) for part in options.tokens.split(",")]
@@ -281,27 +314,15 @@ def main() -> None:
         "ids": (reader.by_ids, reader.finish),
         "in-tree": (reader.as_in_tree, reader.finish),
     }
+    pauses = [float(part) / 1e3 for part in options.pauses.split(",")]
+    for pause in pauses:
+        compare(f"a pause of {1e3 * pause:g} ms", ways, lengths, options, pause)
     upstream = UpstreamAgent(reader, met[0])
     ways["in-tree, its agent"] = (upstream.post, upstream.finish)
-    cells = {
-        (name, tokens): Cell(make, finish, tokens)
-        for tokens in lengths
-        for name, (make, finish) in ways.items()
-    }
-    order, source = [*cells.values()], random.Random(options.seed)
-    for turn in range(WARM_ROUNDS + options.rounds):
-        source.shuffle(order)
-        for cell in order:
-            cell.measure(turn)
-    print(
-        f"{'way':<20} tokens  post us: p25     p50     p75     p90   <={GOAL_MICROSECONDS}"
-        "  done us: p50     p90  descriptors"
-    )
-    for (name, tokens), cell in cells.items():
-        print(f"{name:<20} {tokens:6d} {' ' * 6}{cell.line()}")
-    print(f"post us, p50 at each of {SPREAD} places")
-    for (name, tokens), cell in cells.items():
-        print(f"{name:<20} {tokens:6d} {' ' * 6}{cell.by_place()}", flush=True)
+    for pause in pauses:
+        compare(
+            f"vLLM's agent beside, a pause of {1e3 * pause:g} ms", ways, lengths, options, pause
+        )
     here.send("end")
     owner.join()
 

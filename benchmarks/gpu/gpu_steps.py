@@ -199,7 +199,7 @@ STEPS: tuple[Step, ...] = (
         "post-cost",
         "benchmarks/post_cost.py --device cuda --tokens 1000,2000,3000",
         "benchmarks/post_cost.py --tokens 1000 --rounds 10",
-        45,
+        60,
         gpus=2,
     ),
     cost(
