@@ -56,6 +56,7 @@ from hybridpd_testkit.decode_steps import (
 from hybridpd_testkit.pd_client import PREFILL_PARAMS
 from hybridpd_testkit.posting_parts import cost_of_a_part, parts_table
 from hybridpd_testkit.trace_lines import cost_of_a_line, read_lines
+from hybridpd_testkit.tracing import PARTS_MARK
 
 # Stage, the event it begins with, the event it ends with, whose time it is.
 STAGES = (
@@ -73,7 +74,6 @@ STAGES = (
 )
 EVENTS = {"answered": "P answered"}
 MARK = "stage-"
-PARTS_MARK = f"{MARK}parts-"  # see trace_connector
 WHO = {BASE: "TracedUpstream", OURS: "TracedHybrid"}
 PARTS_REQUESTS = 30
 
@@ -247,7 +247,9 @@ class Traced:
         requests = max(PARTS_REQUESTS, concurrency)
         if self.options.requests < requests:
             requests = self.options.requests
-        _, (begin, end) = self.drive(OURS, concurrency, requests, 900 + concurrency, PARTS_MARK)
+        _, (begin, end) = self.drive(
+            OURS, concurrency, requests, 900 + concurrency, MARK + PARTS_MARK
+        )
         calls = [
             (line[2], line[3])
             for line in self.lines()[OURS]

@@ -49,6 +49,7 @@ from spinners import count_of, spinning
 from hybridpd_testkit.engines import SHIPPED, UPSTREAM, ConnectorClass, Engine, EngineSpec, Place
 from hybridpd_testkit.metrics import Metrics, parse_metrics
 from hybridpd_testkit.processes import free_port
+from hybridpd_testkit.tracing import MARK_VARIABLE, TRACE_VARIABLE
 
 CONNECTORS = {pd_report.BASE: UPSTREAM, pd_report.OURS: SHIPPED}
 # The same two, noting when their calls happen: for `handover_stages.py`.
@@ -57,8 +58,6 @@ TRACED = {
     pd_report.BASE: ConnectorClass("TracedUpstream", TRACE_MODULE),
     pd_report.OURS: ConnectorClass("TracedHybrid", TRACE_MODULE),
 }
-TRACE_VARIABLE = "HYBRIDPD_TRACE_DIRECTORY"
-MARK_VARIABLE = "HYBRIDPD_TRACE_MARK"
 METRICS = (
     "vllm:nixl_bytes_transferred_sum",
     "vllm:nixl_num_descriptors_sum",

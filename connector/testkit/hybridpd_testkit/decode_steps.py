@@ -1,5 +1,5 @@
 """What steps of a decode engine last, with and without reads in them, from the lines of
-`trace_connector`. Pure: lines in, tables out.
+`tracing`. Pure: lines in, tables out.
 
 A step lasts from its schedule until the next one, if that has one of its requests again; so a pause
 of an engine without requests is no step. Only steps in which every request gets one token count.
