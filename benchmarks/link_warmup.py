@@ -12,11 +12,14 @@ then one slot of the lease board. Per row:
     ratio       first / later
     waking ms   what the handshake thread spends on waking the link up and measuring it
 
+The last pair is measured once more beside a thread that spins: a fast link must not be called slow.
+
 With `--own-pid-namespace` producers run in one (needs root): on GPUs the link must then be slow,
 and its cause named.
 """
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import multiprocessing
@@ -24,6 +27,7 @@ import os
 import pathlib
 import statistics
 import sys
+import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "connector"))
@@ -34,7 +38,7 @@ from hybridpd_connector.agent import NixlAgent
 from hybridpd_connector.agent_api import Memory, MemoryRegion, ReadState
 from hybridpd_connector.host_facts import read_host_facts
 from hybridpd_connector.lease_board import SLOT_BYTES, LeaseBoard
-from hybridpd_connector.link_path import diagnose
+from hybridpd_connector.link_path import bar_of, diagnose
 from hybridpd_connector.link_probe import SCRATCH_BYTES, LinkProber, ProbeTarget, Scratch
 from hybridpd_connector.peer_uses import PeerUses
 
@@ -101,7 +105,16 @@ class Reader:
         slot = (self.slots.address, SLOT_BYTES, 0, SLOT_BYTES, 1)
         self.slot = self.agent.prepare(None, [slot], Memory.DRAM)
 
-    def meet(self, metadata, regions, rows, board, host, wake: bool):
+    def measured(self, target, host, until: float) -> str:
+        """What the probe says."""
+        ours = read_host_facts(os.environ, remappable=False)
+        bar = bar_of(ours, host, self.memory)
+        measured = self.prober.measure(target, until, bar)
+        found = diagnose(ours, host, measured, self.memory)
+        rate = f"{'' if measured.sound else 'at least '}{measured.bytes_per_second / 1e9:.2f} GB/s"
+        return f"{found.path.value}, {rate}{', slow: ' * found.slow}{found.cause}"
+
+    def meet(self, metadata, regions, rows, board, host, wake: bool, spinning: bool):
         """(first ms, later ms, ms spent on waking up, what the probe says)."""
         peer = self.uses.add(metadata)
         remote = self.agent.prepare(peer, rows, self.memory)
@@ -117,12 +130,11 @@ class Reader:
             started = time.perf_counter()
             until = time.monotonic() + WAKE_SECONDS
             self.prober.warm_up(target, until)
-            measured = self.prober.measure(target, until)
+            said = self.measured(target, host, until)
             spent = (time.perf_counter() - started) * 1e3
-            ours = read_host_facts(os.environ, remappable=False)
-            found = diagnose(ours, host, measured, self.memory)
-            rate = measured.bytes_per_second / 1e9
-            said = f"{found.path.value}, {rate:.2f} GB/s{', slow: ' * found.slow}{found.cause}"
+            if spinning:
+                with busy_thread():
+                    said += f"\nbeside a thread that spins: {self.measured(target, host, until)}"
         seconds = [self.request(remote, slot, number) for number in range(1 + LATER_REQUESTS)]
         return seconds[0] * 1e3, statistics.median(seconds[1:]) * 1e3, spent, said
 
@@ -160,6 +172,24 @@ def start(context, device: str, own_namespace: bool):
     return process, ours
 
 
+@contextlib.contextmanager
+def busy_thread():
+    """An engine that is busy in Python, as bad as can be."""
+    stop = threading.Event()
+
+    def spin():
+        while not stop.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -174,9 +204,10 @@ def main() -> None:
     said = ""
     for title, wake in (("of a link never used", False), ("of a link woken up", True)):
         rows = []
-        for _ in range(options.repeats):
+        for number in range(options.repeats):
             process, pipe = start(context, there, options.own_pid_namespace)
-            *numbers, said = reader.meet(*pipe.recv(), wake)
+            last = number == options.repeats - 1
+            *numbers, said = reader.meet(*pipe.recv(), wake, spinning=wake and last)
             rows.append(numbers)
             pipe.send("end")
             process.join()

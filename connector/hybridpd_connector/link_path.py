@@ -13,6 +13,7 @@ and which transports their environment allows. From these, per kind of memory:
     DRAM    other  above 4 GB/s               rdma       no
     DRAM    any    slower                     tcp where no other transport is possible, or between
                                               hosts; else unknown (a busy CPU looks the same)
+    any     any    this process had no time   unknown: neither slow nor fast (see ``link_samples``)
 
 Within a host, memory that was not made to be shared is read with the kernel's help (cma), which
 needs one PID namespace; from another one tcp is left, however fast that is on the loopback.
@@ -25,12 +26,15 @@ import enum
 
 from hybridpd_connector.agent_api import Memory
 from hybridpd_connector.handshake import HostFacts
+from hybridpd_connector.link_samples import Bar, Measurement
 
 GPU_LATENCY_SECONDS = 40e-6
 GPU_BYTES_PER_SECOND = 12.5e9
 RDMA_BYTES_PER_SECOND = 4e9
 STAGED_BYTES_PER_SECOND = 2e9
 SHM_BYTES_PER_SECOND = 2e9
+BULK_BYTES = (64 << 20, 512 << 20)
+"""Where a spinning thread leaves 5 ms between two looks, NVLink is seen in the second of these."""
 
 OTHER_NAMESPACE = (
     "P and D run on one host in different PID namespaces, where UCX has no cuda_ipc: give both "
@@ -67,55 +71,62 @@ class LinkPath(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Measurement:
-    """The best of a few reads of ``bytes`` bytes: from the post until its end was seen."""
-
-    bytes: int
-    seconds: float
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.bytes / self.seconds
-
-
-@dataclasses.dataclass(frozen=True)
 class Diagnosis:
     """``slow``: a GPU's memory is read through the host or the network stack; ``cause`` then says
-    why, as far as that is known, and what to do."""
+    why, as far as that is known, and what to do. ``unsure``: it may be so, or not."""
 
     path: LinkPath
     slow: bool = False
     cause: str = ""
+    unsure: bool = False
+
+
+def bar_of(ours: HostFacts, theirs: HostFacts, memory: Memory) -> Bar:
+    """What a link between two ranks must reach to be a fast one."""
+    same_host = _same_host(ours, theirs)
+    if memory is Memory.DRAM:
+        return Bar(0.0, SHM_BYTES_PER_SECOND if same_host else RDMA_BYTES_PER_SECOND)
+    if same_host:
+        return Bar(GPU_LATENCY_SECONDS, GPU_BYTES_PER_SECOND, BULK_BYTES)
+    return Bar(0.0, RDMA_BYTES_PER_SECOND, BULK_BYTES)
 
 
 def diagnose(
     ours: HostFacts, theirs: HostFacts, measured: Measurement, memory: Memory
 ) -> Diagnosis:
     """The path between two ranks. See the module for the rules."""
-    same_host = bool(ours.boot_id) and ours.boot_id == theirs.boot_id
-    rate = measured.bytes_per_second
+    same_host = _same_host(ours, theirs)
+    fast = measured.seconds <= bar_of(ours, theirs, memory).seconds(measured.bytes)
     if memory is Memory.DRAM:
-        return Diagnosis(_host_path(ours, theirs, rate, same_host))
-    allowed = GPU_LATENCY_SECONDS + measured.bytes / GPU_BYTES_PER_SECOND
-    if same_host and measured.seconds <= allowed:
-        return Diagnosis(LinkPath.CUDA_IPC)
-    if not same_host and rate >= RDMA_BYTES_PER_SECOND:
-        return Diagnosis(LinkPath.RDMA)
-    path = LinkPath.STAGED if rate >= STAGED_BYTES_PER_SECOND else LinkPath.TCP
+        return Diagnosis(_host_path(ours, theirs, same_host, fast, measured.sound))
+    if fast:
+        return Diagnosis(LinkPath.CUDA_IPC if same_host else LinkPath.RDMA)
+    if not measured.sound:
+        return Diagnosis(LinkPath.UNKNOWN, unsure=True)
+    staged = measured.bytes_per_second >= STAGED_BYTES_PER_SECOND
     cause = _same_host_cause(ours, theirs) if same_host else _other_host_cause(ours, theirs)
-    return Diagnosis(path, slow=True, cause=cause)
+    return Diagnosis(LinkPath.STAGED if staged else LinkPath.TCP, slow=True, cause=cause)
 
 
-def _host_path(ours: HostFacts, theirs: HostFacts, rate: float, same_host: bool) -> LinkPath:
+def _same_host(ours: HostFacts, theirs: HostFacts) -> bool:
+    return bool(ours.boot_id) and ours.boot_id == theirs.boot_id
+
+
+def _host_path(
+    ours: HostFacts, theirs: HostFacts, same_host: bool, fast: bool, sound: bool
+) -> LinkPath:
+    no_rdma = bool(_missing(_RDMA, ours, theirs))
     if same_host:
         if _other_namespace(ours, theirs):
             return LinkPath.TCP
         if not _missing(_SHM, ours, theirs):
-            return LinkPath.SHM if rate >= SHM_BYTES_PER_SECOND else LinkPath.UNKNOWN
-        return LinkPath.TCP if _missing(_RDMA, ours, theirs) else LinkPath.UNKNOWN
-    if rate >= RDMA_BYTES_PER_SECOND and not _missing(_RDMA, ours, theirs):
+            return LinkPath.SHM if fast else LinkPath.UNKNOWN
+        return LinkPath.TCP if no_rdma else LinkPath.UNKNOWN
+    if no_rdma:
+        return LinkPath.TCP
+    if fast:
         return LinkPath.RDMA
-    return LinkPath.TCP
+    return LinkPath.TCP if sound else LinkPath.UNKNOWN
 
 
 def _same_host_cause(ours: HostFacts, theirs: HostFacts) -> str:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hybridpd_connector.errors import RefusedError
 from hybridpd_connector.handshake import HostFacts
-from hybridpd_connector.link_path import Diagnosis, Measurement, diagnose
+from hybridpd_connector.link_path import Diagnosis, bar_of, diagnose
 from hybridpd_connector.link_probe import LinkProber, ProbeTarget
+from hybridpd_connector.link_samples import Measurement
 
 logger = logging.getLogger(__name__)
 
@@ -24,17 +25,28 @@ MAX_NAMED = 64
 OTHERS = "others"
 _MAX_WARNED = 1024
 
+TOO_BUSY = "this engine was too busy to measure it, and soon measures it again"
+
 LinkValue = tuple[str, float]
 """(path, bytes per second); ("", 0.0): the link is gone."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LinkRules:
-    """``timeout_seconds`` bounds a probe; ``require_fast`` refuses a peer behind a slow path."""
+    """``timeout_seconds`` bounds a probe; ``require_fast`` refuses a peer behind a slow path.
+
+    A link is measured again after ``refresh_seconds``; after ``unsure_seconds`` when this engine
+    was too busy to tell.
+    """
 
     timeout_seconds: float
     refresh_seconds: float = 600.0
+    unsure_seconds: float = 30.0
     require_fast: bool = False
+
+    def due_at(self, met: "Met") -> float:
+        wait = self.unsure_seconds if met.diagnosis.unsure else self.refresh_seconds
+        return met.measured_at + wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +99,7 @@ class LinkWatch:
         """Wake a link up and measure it. ``label`` names it in metrics: host:port.
 
         ``AgentError`` when nothing can be read in time; ``RefusedError`` when it is slow and must
-        not be.
+        not be, a retryable one when it must not be and this engine was too busy to tell.
         """
         self._prober.collect()
         until = time.monotonic() + self._rules.timeout_seconds
@@ -95,14 +107,8 @@ class LinkWatch:
             self._prober.warm_up(end.target, until)
         met = self._measured(engine_id, label, tuple(ends), until)
         self._tell(met)
-        if met.diagnosis.slow and self._rules.require_fast:
-            rate = met.measured.bytes_per_second
-            raise RefusedError(
-                f"link to {label}",
-                "a fast path (require_fast_link)",
-                f"{met.diagnosis.path.value}, {rate / 1e9:.2f} GB/s",
-                met.diagnosis.cause,
-            )
+        if self._rules.require_fast:
+            _refuse_slow(met)
         with self._lock:
             self._met[label] = met
             self._news = True
@@ -120,9 +126,9 @@ class LinkWatch:
         self._prober.collect()
         if self._refresh is not None and self._refresh.is_alive():
             return
-        oldest = self._clock() - self._rules.refresh_seconds
+        now = self._clock()
         with self._lock:
-            due = next((met for met in self._met.values() if met.measured_at <= oldest), None)
+            due = next((met for met in self._met.values() if self._rules.due_at(met) <= now), None)
         if due is not None:
             self._refresh = threading.Thread(
                 target=self._measure_again, args=(due,), name="hybridpd-link-probe", daemon=True
@@ -149,10 +155,15 @@ class LinkWatch:
             self._refresh.join()
 
     def _measured(self, engine_id: str, label: str, ends: tuple[LinkEnd, ...], until: float) -> Met:
-        results = [(end, self._prober.measure(end.target, until)) for end in ends]
-        end, measured = min(results, key=lambda result: result[1].bytes_per_second)
-        diagnosis = diagnose(self._ours, end.host, measured, self._prober.memory)
+        results = [(end, *self._end_measured(end, until)) for end in ends]
+        _, measured, diagnosis = min(results, key=lambda result: _quality(*result[1:]))
         return Met(engine_id, label, ends, measured, diagnosis, self._clock())
+
+    def _end_measured(self, end: LinkEnd, until: float) -> tuple[Measurement, Diagnosis]:
+        memory = self._prober.memory
+        bar = bar_of(self._ours, end.host, memory)
+        measured = self._prober.measure(end.target, until, bar)
+        return measured, diagnose(self._ours, end.host, measured, memory)
 
     def _measure_again(self, met: Met) -> None:
         try:
@@ -184,11 +195,36 @@ class LinkWatch:
                 "link to %s at %s is slow: %s, %.2f GB/s. %s",
                 met.engine_id, met.label, diagnosis.path.value, rate, diagnosis.cause,
             )  # fmt: skip
+        elif diagnosis.unsure:
+            logger.info(
+                "link to %s at %s: %s, at least %.2f GB/s: %s",
+                met.engine_id, met.label, diagnosis.path.value, rate, TOO_BUSY,
+            )  # fmt: skip
         else:
             logger.info(
                 "link to %s at %s: %s, %.2f GB/s",
                 met.engine_id, met.label, diagnosis.path.value, rate,
             )  # fmt: skip
+
+
+def _refuse_slow(met: Met) -> None:
+    """``require_fast_link``: only what is known to be fast is used."""
+    if not met.diagnosis.slow and not met.diagnosis.unsure:
+        return
+    rate = met.measured.bytes_per_second / 1e9
+    unsure = met.diagnosis.unsure
+    raise RefusedError(
+        f"link to {met.label}",
+        "a fast path (require_fast_link)",
+        f"{met.diagnosis.path.value}, {'at least ' if unsure else ''}{rate:.2f} GB/s",
+        TOO_BUSY if unsure else met.diagnosis.cause,
+        retryable=unsure,
+    )
+
+
+def _quality(measured: Measurement, diagnosis: Diagnosis) -> tuple[bool, bool, float]:
+    """Of several ranks the worst one stands for the link."""
+    return not diagnosis.slow, not diagnosis.unsure, measured.bytes_per_second
 
 
 def _values(met: Mapping[str, Met]) -> dict[str, LinkValue]:

@@ -22,6 +22,8 @@ from hybridpd_connector.link_path import OTHER_NAMESPACE, Diagnosis, LinkPath
 
 PROBE = {"host": HostFacts("boot", 7)}
 SLOW = Diagnosis(LinkPath.TCP, slow=True, cause=OTHER_NAMESPACE)
+UNSURE = Diagnosis(LinkPath.UNKNOWN, unsure=True)
+GOOD = Diagnosis(LinkPath.CUDA_IPC)
 
 
 @pytest.fixture
@@ -213,6 +215,71 @@ def test_a_slow_link_is_refused_where_a_fast_one_is_required(world, slow):
     assert d.reasons["d1"] == "peer_refused"
     assert d.ranks[0].peers()["refused"] == 1
     assert world.network.agents["d/0"].peers == frozenset()
+
+
+def test_a_link_that_could_not_be_measured_is_used_and_soon_measured_again(
+    world, monkeypatch, caplog
+):
+    p = world.engine("p", "producer", links=PROBE)
+    d = world.engine("d", "consumer", links=PROBE)
+    caplog.set_level(logging.INFO, "hybridpd_connector.link_watch")
+    monkeypatch.setattr(link_watch, "diagnose", lambda *_: UNSURE)
+    made = load(world, p, d)
+    assert d.pages_equal("d1", made, 39)
+    ((label, (path, _)),) = links(d).items()
+    assert path == "unknown"
+    told = [record for record in caplog.records if record.name.endswith("link_watch")]
+    assert [record.levelname for record in told] == ["INFO"]
+    assert "unknown, at least" in told[0].getMessage()
+    assert "too busy" in told[0].getMessage()
+    monkeypatch.setattr(link_watch, "diagnose", lambda *_: GOOD)
+    (met,) = watch(d)._met.values()
+    world.now += 29
+    d.step()
+    assert met.diagnosis is UNSURE
+    world.now += 1
+    world.until(lambda: met.diagnosis is GOOD)
+    assert links(d)[label][0] == "cuda_ipc"
+    measured_at = met.measured_at
+    world.now += 60
+    d.step()
+    assert met.measured_at == measured_at
+
+
+def test_where_a_fast_link_is_required_one_that_could_not_be_measured_is_tried_again(
+    world, monkeypatch
+):
+    p = world.engine("p", "producer", links=PROBE)
+    d = world.engine("d", "consumer", links={**PROBE, "require_fast_link": True})
+    monkeypatch.setattr(link_watch, "diagnose", lambda *_: UNSURE)
+    tokens, answer, made = prefilled(p, 40)
+    d.add("d1", tokens, answer)
+    d.schedule("d1")
+    for pause in (1, 2, 4):
+        world.until(lambda: d.ranks[0].peers().get("backing_off"))
+        assert d.requests["d1"].status == "loading"
+        assert world.network.agents["d/0"].peers == frozenset()
+        world.now += pause
+    monkeypatch.setattr(link_watch, "diagnose", lambda *_: GOOD)
+    world.now += 8
+    world.until(lambda: d.requests["d1"].status == "running")
+    assert d.pages_equal("d1", made, 39)
+
+
+@pytest.mark.parametrize(
+    ("found", "worst"),
+    [((GOOD, UNSURE), UNSURE), ((UNSURE, SLOW), SLOW), ((SLOW, GOOD), SLOW), ((GOOD, GOOD), GOOD)],
+)
+def test_of_several_ranks_the_worst_one_stands_for_the_link(world, monkeypatch, found, worst):
+    p = world.engine("p", "producer", tp_size=2, links=PROBE)
+    d = world.engine("d", "consumer", links=PROBE)
+    for number, pair in enumerate((found, found[::-1])):
+        left = iter(pair)
+        monkeypatch.setattr(link_watch, "diagnose", lambda *_, left=left: next(left))
+        load(world, p, d, number)
+        (met,) = watch(d)._met.values()
+        assert met.diagnosis is worst
+        d.ranks[0]._consumer._peers.lost("p", "test")
 
 
 def test_many_links_are_shown_as_few(world, monkeypatch):

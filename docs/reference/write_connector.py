@@ -88,14 +88,17 @@ A handshake ends with a small read of every region of P's cache and of its lease
 first request does not pay for connections and mappings, and with a few timed reads of up to 2 MiB.
 `hybridpd_link_bytes_per_second` shows the result with P's address and the path: `cuda_ipc`, `rdma`,
 `shm`, `staged` (through host memory), `tcp` or `unknown`. It is measured again every 10 minutes, on
-a thread of its own. On GPUs `staged` and `tcp` are slow by a factor of 10 to 500: one warning says
+a thread of its own. What other threads of this engine take of the time is told apart from what the
+link takes; an engine too busy for that shows `unknown` with a lower bound, and measures again after
+30 s. On GPUs `staged` and `tcp` are slow by a factor of 10 to 500: one warning says
 so and names the cause when it can be known, which is one of these:
 
 """
 
 REFUSALS_START = """
 With `require_fast_link` (`spec.connector.requireFastLink` of a HybridPDService) such a P is
-refused, and its requests fail as `peer_refused`.
+refused, and its requests fail as `peer_refused`. One whose link this engine was too busy to measure
+is tried again after 1, 2, 4, ... 30 s; its requests wait for it, at most `handshake_timeout_seconds`.
 
 ## Versions
 | what | versions |
