@@ -98,7 +98,8 @@ so and names the cause when it can be known, which is one of these:
 REFUSALS_START = """
 With `require_fast_link` (`spec.connector.requireFastLink` of a HybridPDService) such a P is
 refused, and its requests fail as `peer_refused`. One whose link this engine was too busy to measure
-is tried again after 1, 2, 4, ... 30 s; its requests wait for it, at most `handshake_timeout_seconds`.
+is tried again after 1, 2, 4, ... 30 s; its requests wait for that, at most
+`handshake_timeout_seconds`.
 
 ## Versions
 | what | versions |
