@@ -233,19 +233,19 @@ STEPS: tuple[Step, ...] = (
         f"load --concurrency 1 --no-colocated --warm --spin 0,1 --label awake {SMALL_LOAD}",
         tried=False,
     ),
-    load(
-        "load",
-        "fleet-1-1",
-        "load --concurrency 8,128 --repeats 5 --no-colocated --warm",
-        265,
-        f"load --concurrency 2 --no-colocated --warm {SMALL_LOAD}",
-    ),
-    load(
-        "load-32",
-        "fleet-1-1",
-        "load --concurrency 32 --repeats 3 --no-colocated --warm",
-        35,
-        f"load --concurrency 3 --no-colocated --warm {SMALL_LOAD}",
+    *(
+        load(
+            f"load-{clients}",
+            "fleet-1-1",
+            f"load --concurrency {clients} --repeats {repeats} --no-colocated --warm",
+            seconds,
+            f"load --concurrency {rehearsed} --no-colocated --warm {SMALL_LOAD}",
+        )
+        for clients, repeats, seconds, rehearsed in (
+            (8, 5, 140, 2),
+            (128, 5, 140, 4),
+            (32, 3, 40, 3),
+        )
     ),
     traced(
         "bursts",
