@@ -208,7 +208,7 @@ class Traced:
         options = self.options
         client: dict[str, dict[str, Moments]] = {name: {} for name in self.urls}
         stretches: dict[str, list[Stretch]] = {name: [] for name in self.urls}
-        requests = max(options.requests, 3 * concurrency) // options.passes
+        requests = max(options.requests // options.passes, 3 * concurrency)
         for name in self.urls:
             warm = Load(concurrency, 2 * concurrency, options.input, 4, 3)
             asyncio.run(drive(self.urls[name], warm, "warm-"))
