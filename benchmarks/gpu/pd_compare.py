@@ -46,8 +46,18 @@ from pd_load import Load, run_load
 from pd_models import write_model
 from spinners import count_of, spinning
 
-from hybridpd_testkit.engines import SHIPPED, UPSTREAM, ConnectorClass, Engine, EngineSpec, Place
+from hybridpd_testkit.engines import (
+    SHIPPED,
+    UPSTREAM,
+    ConnectorClass,
+    Engine,
+    EngineSpec,
+    Place,
+    base_environment,
+    engine_python,
+)
 from hybridpd_testkit.metrics import Metrics, parse_metrics
+from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.processes import free_port
 from hybridpd_testkit.tracing import MARK_VARIABLE, TRACE_VARIABLE
 
@@ -69,6 +79,7 @@ METRICS = (
     "hybridpd_until_noticed_seconds_sum",
     "hybridpd_queue_seconds_sum",
 )
+SMALL = "small"
 # Two engines share a GPU: each takes a fixed part for its cache, whatever the other one holds.
 SHARED_ARGUMENTS = "--gpu-memory-utilization 0.1 --kv-cache-memory-bytes"
 # Steps of up to so many requests run as CUDA graphs; larger ones never come up below that many
@@ -79,8 +90,14 @@ MOST_CLIENTS = 128
 class FullEngine(Engine):
     """An engine for speed: the model's own dtype, CUDA graphs, random weights."""
 
-    def __init__(self, spec: EngineSpec, logs: Path, options: argparse.Namespace) -> None:
-        super().__init__(spec, logs)
+    def __init__(
+        self,
+        spec: EngineSpec,
+        logs: Path,
+        options: argparse.Namespace,
+        nursery: Nursery | None = None,
+    ) -> None:
+        super().__init__(spec, logs, nursery)
         self.spec = _FullSpec(spec, options)  # type: ignore[assignment]
 
     @property
@@ -120,7 +137,11 @@ def start(options: argparse.Namespace) -> int:
     write_model(options.model, folder)
     if options.engine_args is None:
         options.engine_args = engine_arguments(options)
-    engines = [FullEngine(spec, options.out, options) for spec in specs_of(options, folder)]
+    # A rehearsal: vLLM is imported once for all engines.
+    nursery = Nursery(engine_python(), base_environment()) if options.model == SMALL else None
+    engines = [
+        FullEngine(spec, options.out, options, nursery) for spec in specs_of(options, folder)
+    ]
     if os.fork():
         # Somewhat longer than the keeper waits, who tells which engines are up.
         return wait_for(options.out / "engines.json", options.start_seconds + 15)
@@ -174,7 +195,7 @@ def specs_of(options: argparse.Namespace, checkpoint: Path) -> list[EngineSpec]:
 
 def engine_arguments(options: argparse.Namespace) -> str:
     """Memory and graphs of the engines on GPUs."""
-    if options.model == "small":
+    if options.model == SMALL:
         return ""
     graphs = json.dumps({"max_cudagraph_capture_size": MOST_CLIENTS}, separators=(",", ":"))
     memory = f"{SHARED_ARGUMENTS} {options.cache_bytes} " if options.layout == "shared" else ""
