@@ -137,12 +137,12 @@ def calls_table(by_name: Mapping[str, Seen]) -> list[str]:
         "  of it get_transfer_results, no read": {},
     }
     for name, seen in by_name.items():
-        steps = [step for stretch in seen.steps for step in stretch if step.requests]
+        steps = [step for stretch in seen.steps for step in stretch]
         quiet = [call for call in seen.calls if not call.reads]
         for title, values in zip(
             rows,
             (
-                [step.own for step in steps if not step.reads],
+                [step.own for step in steps if step.requests and not step.reads],
                 [step.own for step in steps if step.reads],
                 [call.start + call.results + call.others for call in quiet],
                 [c.start + c.results + c.others for c in seen.calls if c.reads],
