@@ -29,6 +29,7 @@ except ImportError:  # vLLM before 0.32 does not split hits by source
 else:
     HIT_SOURCE = CacheHitSource.P2P
 
+from hybridpd_connector.closing import close_within
 from hybridpd_connector.metadata import NO_ORDERS, RequestFacts, StepOrders
 from hybridpd_connector.vllm_compat import check_engine
 from hybridpd_connector.vllm_metrics import HybridPromMetrics, HybridStats, stats_from
@@ -268,10 +269,9 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         return None if data is None else HybridStats(data)
 
     def shutdown(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-        if self._scheduler is not None:
-            self._scheduler.close()
+        for half in (self._worker, self._scheduler):
+            if half is not None:
+                close_within(half.close)
 
     @property
     def _side(self) -> "SchedulerSide":

@@ -152,6 +152,9 @@ class Asker(Protocol):
 
     def ask(self, host: str, port: int, question: bytes, timeout_seconds: float) -> bytes: ...
 
+    def hang_up(self) -> None:
+        """End the questions that are on their way; none can be asked any more. Idempotent."""
+
 
 _Body = TypeVar("_Body")
 _question_decoder = msgspec.msgpack.Decoder(_Question)

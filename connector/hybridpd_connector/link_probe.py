@@ -185,7 +185,11 @@ class LinkProber:
             while True:
                 samples.append(self._read(course, until))
                 done = len(samples) >= wanted and (short or any(map(bar.fast, samples)))
-                if done or (self._clocks.passed() >= ended and enough(samples)):
+                if (
+                    done
+                    or self._closing.is_set()
+                    or (self._clocks.passed() >= ended and enough(samples))
+                ):
                     return samples
 
     def collect(self) -> None:

@@ -120,6 +120,10 @@ class Client:
         if key is not None:
             secure_client(socket, key)
 
+    def hang_up(self) -> None:
+        """``handshake.Asker``: see there."""
+        self.close()
+
     def close(self) -> None:
         """Free all sockets; questions in flight end with ``SideChannelError``. Idempotent."""
         # term, not destroy: sockets are closed by the threads that own them.

@@ -179,6 +179,8 @@ class WorkerHalf:
     ) -> None:
         self._cache = cache
         self._agent = agent
+        self._asker = asker
+        self._prepare_thread = prepare_thread
         self._clock = clock
         self._stats = stats.Stats()
         self._step = 0
@@ -348,13 +350,18 @@ class WorkerHalf:
         return None if self._stats.is_empty() else self._stats.take()
 
     def close(self) -> None:
-        """Stop threads, then end transfers, then the agent. Idempotent."""
+        """Stop threads, then end transfers, then the agent. Idempotent.
+
+        No question and no probe is waited for: what is on its way is ended.
+        """
+        self._prepare_thread()
         if self._ticker is not None:
             self._ticker.close()
         if self._meetings is not None:
             self._meetings.close()
         if self._links is not None:
             self._links.close()
+        self._asker.hang_up()
         if self._consumer is not None:
             self._consumer.close()
         if self._producer is not None:

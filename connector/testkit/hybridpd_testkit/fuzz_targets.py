@@ -136,6 +136,9 @@ class _Link:
     def ask(self, host: str, port: int, question: bytes, timeout_seconds: float) -> bytes:
         return self._answer
 
+    def hang_up(self) -> None:
+        """Nothing is on its way."""
+
     def run(self, raw: bytes) -> bool:
         self._answer = raw
         _taken(ConnectorError, self._ask_who)
