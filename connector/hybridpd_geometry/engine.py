@@ -82,7 +82,8 @@ def resolve_engine(model: ModelFacts, engine: EngineFacts) -> EngineFacts:
         value: int = getattr(engine, field)
         if value < 1:
             raise GeometryError(f"engine.{field}", "a positive number", value)
-    kv_dtype = model.dtype if engine.kv_dtype == AUTO else engine.kv_dtype
+    kv_wishes = (engine.kv_dtype, model.kv_dtype, model.dtype)
+    kv_dtype = next(wish for wish in kv_wishes if wish != AUTO)
     conv_dtype = model.dtype if engine.conv_dtype == AUTO else engine.conv_dtype
     ssm_dtype = engine.ssm_dtype
     if model.state is not None:

@@ -52,7 +52,8 @@ class ModelFacts:
 
     `attention_layers` and `state_layers` are model layer indices in ascending order; a layer that
     runs both in parallel (Falcon-H1) appears in both. Layers without a cache (MLP, MoE) in none.
-    `dtype` is the model's dtype, which `auto` cache dtypes follow.
+    `dtype` is the model's dtype, which `auto` cache dtypes follow; for keys and values a quantised
+    checkpoint may ask for its own, `kv_dtype`.
     """
 
     name: str
@@ -63,6 +64,7 @@ class ModelFacts:
     dtype: str = "bfloat16"
     max_len: int | None = None
     vocab: int | None = None
+    kv_dtype: str = "auto"
 
 
 @dataclass(frozen=True)

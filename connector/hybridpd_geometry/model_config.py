@@ -14,6 +14,7 @@ from hybridpd_geometry.config_fields import MAX_LAYERS, Config
 from hybridpd_geometry.dtypes import AUTO, canonical_dtype
 from hybridpd_geometry.errors import GeometryError, UnknownModelError
 from hybridpd_geometry.facts import AttentionFacts, ModelFacts, StateFacts
+from hybridpd_geometry.quantized_cache import kv_dtype_of
 from hybridpd_geometry.refused import NO_ATTENTION, REFUSED, WINDOW, refuse
 
 DENSE_MODEL_TYPES = (
@@ -42,7 +43,11 @@ def facts_from_config(config: Mapping[str, object]) -> ModelFacts:
     nested = config.get("text_config")
     if reader is None and isinstance(nested, Mapping):
         outer = config.get("dtype") or config.get("torch_dtype")
-        config = {**nested, "dtype": nested.get("dtype") or nested.get("torch_dtype") or outer}
+        config = {
+            **nested,
+            "dtype": nested.get("dtype") or nested.get("torch_dtype") or outer,
+            "quantization_config": config.get("quantization_config"),
+        }
         reader = _reader_of(config)
     if reader is None:
         model_type = config.get("model_type")
@@ -306,6 +311,7 @@ def _model(
         attention=attention,
         state=state if state_layers else None,
         dtype=canonical_dtype(dtype, "config.dtype"),
+        kv_dtype=kv_dtype_of(config.get("quantization_config")),
         max_len=_optional(config, "max_position_embeddings", "model_max_length"),
         vocab=_optional(config, "vocab_size"),
     )

@@ -107,8 +107,8 @@ is tried again after 1, 2, 4, ... 30 s; its requests wait for that, at most
 """
 
 REFUSALS = """
-P and D may run different vLLM versions within these; every difference that changes bytes is
-refused by name at the handshake.
+P and D run the same vLLM, whichever of these it is: another version is refused at the handshake,
+as every difference is that changes bytes, with the field, both values and the way out.
 
 ## Refused at start
 An engine with one of these settings does not start; the last words say what to change.

@@ -4,6 +4,7 @@ Only settings that change the cache's geometry are read; a flag of the role wins
 engine, as the later one does on vLLM's command line.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ class EngineSettings:
     """Settings of one role's engine that change bytes. None and `auto` leave it to vLLM.
 
     `block_size` and `mamba_block_size` are tokens; `spec_tokens` is draft tokens per step;
+    `spec_method` None does not say that no token is drafted, `drafts` does.
     `hf_overrides` is laid over the model's config.json; `origin` tells which field or flag set
     what, for messages.
     """
@@ -38,7 +40,14 @@ class EngineSettings:
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def drafts(self) -> str | None:
+        """The first flag that makes the engine draft tokens, as a path; None when none does."""
+        return next((self.origin[flag] for flag in DRAFT_FLAGS if flag in self.origin), None)
 
+
+#: Each of them alone makes vLLM draft tokens.
+DRAFT_FLAGS = ("speculative-config", "spec-method", "spec-tokens", "spec-model")
 #: Flag → attribute of EngineSettings, for flags with one plain value.
 _TEXT_FLAGS: Mapping[str, str] = {
     "dtype": "dtype",
@@ -79,16 +88,29 @@ def engine_settings(spec: Spec, role: str) -> tuple[EngineSettings, tuple[Proble
         block_size=engine.block_size,
     )
     found: list[Problem] = []
+    objects: dict[str, _Object] = {}
     places = (("spec.engine", engine.extra_args), (f"spec.{role}", side.extra_args))
     for where, args in places:
         for flag, owned in _geometry_flags(args, f"{where}.extraArgs"):
             found.extend(_twice(flag, owned, engine))
             try:
-                settings = _with(settings, flag, owned)
+                if owned.name in _JSON_FLAGS:
+                    objects.setdefault(owned.name, _Object()).take(flag)
+                else:
+                    settings = _with(settings, flag, owned)
             except FlagError as error:
-                text = f"expected {error.problem.expected}, got {error.problem.got}"
-                found.append(Problem(RESERVED_FLAG, error.problem.path, text))
+                found.append(_unreadable(error))
+    for name, read in objects.items():
+        try:
+            settings = _with_object(settings, name, read)
+        except FlagError as error:
+            found.append(_unreadable(error))
     return settings, tuple(found)
+
+
+def _unreadable(error: FlagError) -> Problem:
+    text = f"expected {error.problem.expected}, got {error.problem.got}"
+    return Problem(RESERVED_FLAG, error.problem.path, text)
 
 
 def _geometry_flags(args: tuple[str, ...], path: str) -> Iterator[tuple[Flag, Owned]]:
@@ -118,13 +140,8 @@ def _with(settings: EngineSettings, flag: Flag, owned: Owned) -> EngineSettings:
         return _set(settings, _TEXT_FLAGS[name], value, origin)
     if name in _NUMBER_FLAGS:
         return _set(settings, _NUMBER_FLAGS[name], _number(flag), origin)
-    if name in _JSON_FLAGS:
-        value_map = _json(flag)
-        if name == "hf-overrides":
-            merged = {**settings.hf_overrides, **value_map}
-            return replace(settings, hf_overrides=merged, origin=origin)
-        return _speculative(replace(settings, origin=origin), value_map, flag)
-    return replace(settings, origin=origin)  # spec-model: named in messages only
+    method = _method_of(settings.spec_method, _one_value(flag, "a model"))  # spec-model
+    return _set(settings, "spec_method", method, origin)
 
 
 def _set(
@@ -134,16 +151,27 @@ def _set(
     return replace(settings, **changes)
 
 
-def _speculative(settings: EngineSettings, config: Mapping[str, Any], flag: Flag) -> EngineSettings:
+def _with_object(settings: EngineSettings, name: str, read: "_Object") -> EngineSettings:
+    settings = replace(settings, origin={**settings.origin, name: read.path})
+    if name == "hf-overrides":
+        return replace(settings, hf_overrides=read.value)
+    return _speculative(settings, read.value, read.path)
+
+
+def _speculative(settings: EngineSettings, config: Mapping[str, Any], path: str) -> EngineSettings:
     tokens = config.get("num_speculative_tokens", settings.spec_tokens)
     whole = isinstance(tokens, int) and not isinstance(tokens, bool)
     if not whole or not 0 <= tokens < 10**_MOST_DIGITS:
         expected = "num_speculative_tokens as a whole number"
-        raise FlagError(flag.path, expected, repr(tokens))
-    method = config.get("method", settings.spec_method)
-    return replace(
-        settings, spec_tokens=tokens, spec_method=None if method is None else str(method)
-    )
+        raise FlagError(path, expected, repr(tokens))
+    method = _method_of(config.get("method", settings.spec_method), config.get("model"))
+    return replace(settings, spec_tokens=tokens, spec_method=method)
+
+
+def _method_of(method: object, model: object) -> str | None:
+    """How an engine drafts, None when it is not said: vLLM takes `[ngram]`, and as a model too."""
+    said = model if method is None and model in ("ngram", "[ngram]") else method
+    return None if said is None else str(said).removeprefix("[").removesuffix("]")
 
 
 def _one_value(flag: Flag, what: str) -> str:
@@ -161,16 +189,55 @@ def _number(flag: Flag) -> int:
     return int(text)
 
 
+@dataclass
+class _Object:
+    """A JSON flag as vLLM reads it.
+
+    Of whole objects the last one counts; `--flag.key` are laid over each other, and where there are
+    both, the whole object is lost. So is `--flag.key` where `-f.key` begins later, or the reverse.
+    """
+
+    path: str = ""
+    whole: Mapping[str, Any] = field(default_factory=dict)
+    parts: dict[bool, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def value(self) -> Mapping[str, Any]:
+        return [self.whole, *self.parts.values()][-1]
+
+    def take(self, flag: Flag) -> None:
+        """One more spelling of the flag; ``path`` is where the last one stands."""
+        self.path = flag.path
+        value = _json(flag)
+        if flag.keys:
+            _lay_over(self.parts.setdefault(flag.is_short, {}), value)
+        else:
+            self.whole = value
+
+
+def _lay_over(under: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        known = under.get(key)
+        if isinstance(known, dict) and isinstance(value, Mapping):
+            _lay_over(known, value)
+        elif isinstance(known, list) and isinstance(value, list):
+            under[key] = known + value
+        else:
+            under[key] = value
+
+
 def _json(flag: Flag) -> Mapping[str, Any]:
-    """`--flag '{"a": 1}'` or `--flag.a 1` as a mapping."""
+    """`--flag '{"a": 1}'`, `--flag.a 1` or `--flag.a+ 1,2` as a mapping."""
     text = _one_value(flag, "a JSON object")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = text
-    if flag.keys:
-        for key in reversed(flag.keys):
-            value = {key.replace("-", "_"): value}
+    keys = list(flag.keys)
+    value: Any = text
+    if keys and keys[-1].endswith("+"):
+        keys[-1], value = keys[-1].removesuffix("+"), text.split(",")
+    else:
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(text)
+    for key in reversed(keys):
+        value = {key.replace("-", "_"): value}
     if not isinstance(value, Mapping):
         raise FlagError(flag.path, f"a JSON object after --{flag.name}", repr(text))
     return value

@@ -76,7 +76,7 @@ def model_facts(
     and so is a model whose cache is known not to be moved.
     """
     try:
-        return facts_from_config({**config, **overrides}), (), ""
+        return facts_from_config(_laid_over(config, overrides)), (), ""
     except UnknownModelError as error:
         return None, (), f"{error.field} is {error.got}: {error.hint}"
     except UnsupportedModelError as error:
@@ -86,6 +86,14 @@ def model_facts(
         return None, (Problem(UNSUPPORTED_MODEL, "spec.model.id", text),), ""
     except GeometryError as error:
         return None, (_bad(str(error)),), ""
+
+
+def _laid_over(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As vLLM does it: fields are replaced, those of the text model's config one by one."""
+    text, over = config.get("text_config"), overrides.get("text_config")
+    if isinstance(text, Mapping) and isinstance(over, Mapping):
+        overrides = {**overrides, "text_config": {**text, **over}}
+    return {**config, **overrides}
 
 
 def _bad(message: str) -> Problem:

@@ -1,8 +1,9 @@
 """Flags and variables that the operator renders: nobody may set them behind its back.
 
 `extraArgs` is read the way vLLM's parser reads it: `--flag value`, `--flag=value`, `--no-flag`,
-underscores for dashes, dotted JSON keys (`--speculative-config.method`), and abbreviations, which
-are refused whenever they could mean a flag listed here.
+underscores for dashes, dotted JSON keys (`--speculative-config.method`), and abbreviations (`-t`
+for `-tp`, `-n2` for `-n 2`), which are refused whenever they could mean a flag listed here.
+Variables (`$(NAME)`), which the kubelet puts in, may be values, never flags.
 """
 
 import re
@@ -14,6 +15,8 @@ from hybridpd_operator.problems import RESERVED_ENV, RESERVED_FLAG, Problem
 from hybridpd_operator.spec_roles import EnvVar
 
 _NEGATIVE_NUMBER = re.compile(r"^-[0-9.]")
+#: A variable that the kubelet replaces; two dollars are one, and no variable.
+_VARIABLE = re.compile(r"(?<![$])(?:[$][$])*[$][(]")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ OWNED_FLAGS: tuple[Owned, ...] = (
     Owned("kv-offloading-size", "nothing: it would replace the connector of the pair"),
     Owned("kv-offloading-backend", "nothing: it would replace the connector of the pair"),
     Owned("disable-hybrid-kv-cache-manager", "nothing: hybrid models need the hybrid manager"),
+    Owned("enable-sleep-mode", "nothing: registered KV memory must stay mapped"),
+    Owned("kv-cache-dtype-skip-layers", "nothing: all layers share one page size"),
     Owned("use-replayssm", "nothing: the connector does not carry its ring buffers"),
     Owned("replayssm-buffer-len", "nothing: the connector does not carry its ring buffers"),
     Owned("pipeline-parallel-size", _ONE_ENGINE, "pp"),
@@ -125,6 +130,9 @@ GEOMETRY_FLAGS: tuple[Owned, ...] = (
     Owned("spec-model", ""),
     Owned("hf-overrides", ""),
 )
+
+#: Short flags of vLLM that are the user's: whole, they are no abbreviation of an owned one.
+_FREE_SHORTS = ("ac", "asc", "cc", "dc", "ep", "h", "q")
 
 #: Variables of the engine container that we render or that would undo what we render.
 OWNED_ENV: tuple[Owned, ...] = (
@@ -198,7 +206,7 @@ def flag_problems(
         flags = parse_flags(args, path)
     except FlagError as error:
         return (Problem(RESERVED_FLAG, error.problem.path, _not_a_flag(error)),)
-    found: list[Problem] = []
+    found = list(_hidden(args, path))
     abbreviated = (*owned, *GEOMETRY_FLAGS) if owned is OWNED_FLAGS else owned
     for flag in flags:
         match = _owner(flag, owned)
@@ -206,9 +214,22 @@ def flag_problems(
             text = f"the operator sets --{match.name}{advice(match.instead.format(role=role))}"
             found.append(Problem(RESERVED_FLAG, flag.path, text))
         elif (whole := _abbreviated(flag, abbreviated)) is not None:
-            text = f"--{flag.name} could be read as --{whole.name}; write every flag in full"
+            given = "-" if flag.is_short else "--"
+            text = f"{given}{flag.name} could be read as --{whole.name}; write every flag in full"
             found.append(Problem(RESERVED_FLAG, flag.path, text))
     return tuple(found)
+
+
+def _hidden(args: Sequence[str], path: str) -> Iterable[Problem]:
+    """Arguments that the kubelet puts variables into, and that may be flags then."""
+    for i, text in enumerate(args):
+        name = text.partition("=")[0] if text.startswith("-") else text[:2]
+        if _VARIABLE.search(name):
+            shown = (
+                f"expected a flag or its value, got {text[:60]!r}: a variable could be any flag; "
+            )
+            way_out = "write --flag=$(NAME), where it can only be a value"
+            yield Problem(RESERVED_FLAG, f"{path}[{i}]", shown + way_out)
 
 
 def _not_a_flag(error: FlagError) -> str:
@@ -227,12 +248,27 @@ def _owner(flag: Flag, owned: Iterable[Owned]) -> Owned | None:
 
 def _abbreviated(flag: Flag, owned: Iterable[Owned]) -> Owned | None:
     """The flag that argparse could take this for, when it is spelled short of its full name."""
-    if flag.is_short or not flag.name:
+    if not flag.name:
         return None
+    if flag.is_short:
+        return _abbreviated_short(flag.name, owned)
+    if any(flag.name == candidate.name for candidate in owned):
+        return None  # in full, though another flag may begin with it
     for candidate in owned:
         for whole in (candidate.name, "no-" + candidate.name):
             if whole.startswith(flag.name) and whole != flag.name:
                 return candidate
+    return None
+
+
+def _abbreviated_short(name: str, owned: Iterable[Owned]) -> Owned | None:
+    """`-t` is read as `-tp`, and `-n2` as `-n 2`."""
+    if name in _FREE_SHORTS:
+        return None
+    for candidate in owned:
+        short = candidate.short
+        if short is not None and short != name and (short.startswith(name) or name[0] == short):
+            return candidate
     return None
 
 
@@ -251,8 +287,19 @@ def env_problems(env: Iterable[EnvVar], path: str) -> tuple[Problem, ...]:
                 "use; remove expandable_segments:True"
             )
             found.append(Problem(RESERVED_ENV, where, text))
+        elif variable.name in _ALLOCATOR_ENV and _is_open(variable):
+            text = (
+                f"{variable.name} may turn on expandable segments, which reads of KV memory cannot "
+                "use; write its value here"
+            )
+            found.append(Problem(RESERVED_ENV, where, text))
     return tuple(found)
 
 
 def _expands(value: str) -> bool:
-    return "expandable_segments:true" in value.replace(" ", "").lower()
+    return "expandable_segments:true" in "".join(value.split()).lower()
+
+
+def _is_open(variable: EnvVar) -> bool:
+    """Is its value known in the pod only?"""
+    return variable.value_from is not None or bool(_VARIABLE.search(variable.value or ""))

@@ -211,7 +211,9 @@ def check_startable(pair: Pair) -> Iterator[Problem]:
     engine, found = pair.service.spec.engine, dict[Problem, None]()
     for role, settings in pair.settings.items():
         args, mode = f"spec.{role}.extraArgs", settings.mamba_cache_mode
-        if engine.prefix_caching and mode is not None and mode not in STATE_MODES:
+        # vLLM puts the mode of a hybrid model back to none where there is no prefix caching.
+        counts = engine.prefix_caching or pair.model.state is None
+        if counts and mode is not None and mode not in STATE_MODES:
             where = settings.origin.get("mamba-cache-mode", args)
             text = f"expected {' or '.join(STATE_MODES)}, got {mode}; remove --mamba-cache-mode"
             found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
@@ -224,13 +226,8 @@ def check_startable(pair: Pair) -> Iterator[Problem]:
             )
             found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
         if (drafting := _drafting(pair, settings)) is not None:
-            flags = (settings.origin.get(flag) for flag in _DRAFT_FLAGS)
-            where = next((path for path in flags if path), args)
-            found[Problem(IMPOSSIBLE_ENGINE, where, drafting)] = None
+            found[Problem(IMPOSSIBLE_ENGINE, settings.drafts or args, drafting)] = None
     yield from found  # a setting of both roles is told once
-
-
-_DRAFT_FLAGS = ("speculative-config", "spec-method", "spec-tokens", "spec-model")
 
 
 def _drafting(pair: Pair, settings: EngineSettings) -> str | None:
@@ -241,10 +238,15 @@ def _drafting(pair: Pair, settings: EngineSettings) -> str | None:
             f"expected {' or '.join(PROMPT_DRAFTS)}, got {method}: a drafting model's cache is not "
             "handed over; use ngram, or no --speculative-config"
         )
-    if (method or settings.spec_tokens) and pair.model.state is not None:
+    if settings.drafts and pair.model.state is not None:
         return (
             f"expected no speculation for a hybrid model, got {method or settings.spec_tokens}: "
             "no test has shown its tokens right; remove --speculative-config"
+        )
+    if settings.drafts and method is None:
+        return (
+            f"expected {' or '.join(PROMPT_DRAFTS)}, got no method, which is a drafting model to "
+            "vLLM: its cache is not handed over; name the method, or remove --speculative-config"
         )
     return None
 
@@ -277,22 +279,19 @@ def check_max_model_len(pair: Pair) -> Iterator[Problem]:
 
 
 def check_overrides(pair: Pair) -> Iterator[Problem]:
-    """Both roles serve the same model after overrides and in the same dtype."""
+    """Both roles serve the same model after overrides and in the same dtype.
+
+    How a role caches or drafts is its own affair: no byte of a state depends on it.
+    """
     prefill, decode = pair.settings["prefill"], pair.settings["decode"]
     for flag, ours, theirs in (
         ("hf-overrides", dict(prefill.hf_overrides), dict(decode.hf_overrides)),
         ("dtype", prefill.dtype, decode.dtype),
-        ("mamba-cache-mode", prefill.mamba_cache_mode, decode.mamba_cache_mode),
     ):
         if ours != theirs:
             where = decode.origin.get(flag) or prefill.origin.get(flag) or "spec.decode.extraArgs"
             text = f"--{flag} is {ours} on prefill and {theirs} on decode; make them equal"
             yield Problem(LAYOUT_MISMATCH, where, text)
-    drafts = (prefill.spec_method, decode.spec_method)
-    # Unequal numbers of draft tokens are told by the comparison of the layouts.
-    if prefill.spec_tokens == decode.spec_tokens and drafts[0] != drafts[1]:
-        text = f"prefill drafts by {drafts[0]} and decode by {drafts[1]}; make them equal"
-        yield Problem(LAYOUT_MISMATCH, "spec.decode.extraArgs", text)
 
 
 def check_layouts(pair: Pair) -> Iterator[Problem]:

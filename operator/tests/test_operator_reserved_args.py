@@ -54,6 +54,7 @@ def test_something_before_the_first_flag_is_an_error() -> None:
         ["-tp=4"],
         ["--tensor-parallel", "4"],
         ["--tensor-p=4"],
+        ["-t", "4"],
     ],
 )
 def test_an_owned_flag_is_refused_in_every_spelling(args: list[str]) -> None:
@@ -71,6 +72,36 @@ def test_the_typed_field_is_named_with_its_role() -> None:
 def test_a_negated_flag_is_the_flag(args: list[str]) -> None:
     (problem,) = flag_problems(args, "args", "prefill")
     assert "enable-prefix-caching" in problem.message
+
+
+@pytest.mark.parametrize("text", ["-n2", "-n=2", "-nn", "-r1", "-pc", "-p", "-s"])
+def test_a_short_flag_is_refused_cut_and_with_its_value_glued_on(text: str) -> None:
+    assert len(flag_problems([text], "args", "prefill")) == 1
+
+
+@pytest.mark.parametrize("text", ["-dc", "-ep", "-cc.mode=3", "-O3", "-q"])
+def test_the_users_short_flags_are_no_abbreviations(text: str) -> None:
+    assert flag_problems([text], "args", "prefill") == ()
+
+
+@pytest.mark.parametrize(
+    ("args", "at"),
+    [
+        (["--max-num-seqs=8", "$(MORE)"], 1),
+        (["--api-key", "$(KEY)"], 1),
+        (["--$(FLAG)", "1"], 0),
+        (["--max-num-seqs", "8", "-$(X)=1"], 2),
+        (["--seed=1", "$$$(X)"], None),
+        (["--api-key=$(KEY)"], None),
+        (["--seed=1", "a$(X)"], None),
+        (["--seed=1", "$$(X)"], None),
+    ],
+)
+def test_a_variable_may_be_a_value_and_never_a_flag(args: list[str], at: int | None) -> None:
+    """The kubelet puts variables into arguments: what was checked is not what vLLM gets."""
+    found = flag_problems(args, "args", "prefill")
+    assert [one.field for one in found] == ([] if at is None else [f"args[{at}]"])
+    assert all("--flag=$(NAME)" in one.message for one in found)
 
 
 def test_an_abbreviated_geometry_flag_is_refused_and_a_whole_one_is_not() -> None:
@@ -118,6 +149,10 @@ def test_an_owned_variable_is_refused_and_pythonpath_is_not() -> None:
     [
         ("expandable_segments:True", True),
         ("max_split_size_mb:64, expandable_segments: true", True),
+        ("expandable_segments:\tTrue", True),
+        ("$(ALLOCATOR)", True),
+        ("expandable_segments:$(EXPAND)", True),
+        ("$$(ALLOCATOR)", False),
         ("expandable_segments:False", False),
         ("max_split_size_mb:64", False),
     ],
@@ -125,6 +160,12 @@ def test_an_owned_variable_is_refused_and_pythonpath_is_not() -> None:
 def test_only_expandable_segments_are_refused(value: str, refused: bool) -> None:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         assert bool(env_problems((EnvVar(name, value),), "env")) is refused
+
+
+def test_an_allocator_setting_from_elsewhere_cannot_be_checked() -> None:
+    elsewhere = EnvVar("PYTORCH_ALLOC_CONF", None, {"configMapKeyRef": {"name": "a", "key": "b"}})
+    (found,) = env_problems((elsewhere,), "env")
+    assert "write its value here" in found.message
 
 
 def engine(**fields: Any) -> dict[str, Any]:

@@ -6,11 +6,13 @@ one table in the geometry.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from test_operator_validation import judge
 
+from hybridpd_connector.vllm_compat import EngineSettings
 from hybridpd_operator import problems
 
 DENSE = {
@@ -31,6 +33,76 @@ DENSE = {
 }
 NGRAM = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
 MODE_ALL = {"extraArgs": ["--mamba-cache-mode=all"]}
+
+
+#: What the connector decides by -> a spec by which an engine would be refused at start.
+REFUSED_AT_START: dict[str, dict[str, Any]] = {
+    "version": {"vllmVersion": "0.29.0"},
+    "role": {"extraArgs": ["--kv-transfer-config.kv_role=none"]},
+    "engine_id": {"extraArgs": ["--kv_transfer_config.engine_id="]},
+    "permutes_cache": {"extraArgs": ["--kv-transfer-config.enable_permute_local_kv=true"]},
+    "unproven": {"extraArgs": ["--kv-transfer-config.kv_connector_extra_config.unproven+=mtp"]},
+    "tp_size": {"extraArgs": ["-t", "2"]},
+    "pp_size": {"extraArgs": ["-pp=2"]},
+    "context_parallel_size": {"extraArgs": ["-pc", "2"]},
+    "mamba_cache_mode": {"prefixCaching": True, **MODE_ALL},
+    "replay_ssm": {"extraArgs": ["--use-replayssm"]},
+    "hybrid_manager_disabled": {"extraArgs": ["--disable-hybrid-kv-cache-manager"]},
+    "host_pools": {"extraArgs": ["--kv-offloading-size=8"]},
+    "sleep_mode": {"extraArgs": ["--enable-sleep-mode"]},
+    "draft_method": {"extraArgs": ["-s", '{"model": "org/small", "num_speculative_tokens": 2}']},
+    "on_cpu": {"device": "CPU", "extraArgs": NGRAM},
+    "kv_dtype": {"extraArgs": ["--kv-cache-dtype", "int8_per_token_head"]},
+}
+#: No setting of an engine: told by the model (test_a_problem_of_the_pair), and a flag that no vLLM
+#: from 0.30 on has (test_vllm_matrix_refusals_know_of_no_scales_by_a_flag).
+BY_OTHER_MEANS = {"state_types", "scales_at_run_time"}
+
+
+def test_all_that_the_connector_decides_by_has_a_row() -> None:
+    fields = {field.name for field in dataclasses.fields(EngineSettings)}
+    assert fields == {*REFUSED_AT_START, *BY_OTHER_MEANS}
+
+
+@pytest.mark.parametrize("field", REFUSED_AT_START)
+def test_what_the_connector_refuses_is_refused_before(field: str) -> None:
+    assert not judge({"engine": REFUSED_AT_START[field]}).may_start
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--spec-tokens=2"],
+        ["--spec-model=org/small", "--spec-tokens=2"],
+        ['--speculative-config={"num_speculative_tokens": 2}'],
+        [*NGRAM, "--speculative-config.num_speculative_tokens=2"],
+        [*NGRAM, "--speculative-config", '{"num_speculative_tokens": 2}'],
+    ],
+)
+def test_drafts_of_a_model_that_is_not_named_are_not_started(args: list[str]) -> None:
+    """Without a method vLLM takes a drafting model; what an overridden flag said does not count."""
+    verdict = judge({"model": DENSE, "engine": {"extraArgs": args}})
+    assert verdict.accepted
+    (found,) = verdict.model_problems
+    assert "got no method" in found.message
+
+
+@pytest.mark.parametrize("model", ["ngram", "[ngram]"])
+def test_ngrams_may_be_named_as_a_model(model: str) -> None:
+    args = [f"--spec-model={model}", "--spec-tokens=2"]
+    assert judge({"model": DENSE, "engine": {"extraArgs": args}}).problems == ()
+
+
+def test_a_mode_that_vllm_does_not_put_back_is_not_started() -> None:
+    verdict = judge({"model": DENSE, "engine": MODE_ALL})
+    assert [found.reason for found in verdict.model_problems] == [problems.IMPOSSIBLE_ENGINE]
+
+
+def test_each_side_may_cache_and_draft_as_it_likes() -> None:
+    suffix = ["--spec-method=suffix", "--spec-tokens=2"]
+    sides = {"prefill": {"extraArgs": NGRAM}, "decode": {"extraArgs": suffix}}
+    assert judge({"model": DENSE, **sides}).problems == ()
+    assert judge({"decode": {"extraArgs": ["--mamba-cache-mode=align"]}}).problems == ()
 
 
 @pytest.mark.parametrize(

@@ -196,18 +196,9 @@ MODEL_CASES: tuple[tuple[str, dict[str, Any], str, tuple[str, ...]], ...] = (
     ),
     (
         problems.LAYOUT_MISMATCH,
-        {
-            "prefill": {"extraArgs": ["--spec-method=ngram", "--spec-tokens=2"]},
-            "decode": {"extraArgs": ["--spec-method=mtp", "--spec-tokens=2"]},
-        },
-        "spec.decode.extraArgs",
-        ("prefill drafts by ngram and decode by mtp",),
-    ),
-    (
-        problems.LAYOUT_MISMATCH,
-        {"decode": {"extraArgs": ["--mamba-cache-mode=align"]}},
+        {"decode": {"extraArgs": ["--hf-overrides.rope_theta=5"]}},
         "spec.decode.extraArgs[0]",
-        ("None on prefill", "align on decode"),
+        ("{} on prefill", "{'rope_theta': 5} on decode"),
     ),
     (
         problems.IMPOSSIBLE_ENGINE,
@@ -349,6 +340,18 @@ def test_overrides_are_laid_over_the_config() -> None:
     assert (both.geometry or {})["requestTokenBytes"] == 2 * 6144
     one = judge({"decode": {"extraArgs": [overrides]}})
     assert [found.reason for found in one.model_problems] == [problems.LAYOUT_MISMATCH]
+
+
+def test_overrides_are_laid_over_as_vllm_does_it() -> None:
+    """Of two whole objects the later one counts; a text model's fields are replaced one by one."""
+    wide = '--hf-overrides={"num_key_value_heads": 4}'
+    lost = judge({"engine": {"extraArgs": [wide, "--hf-overrides={}"]}})
+    assert (lost.geometry or {})["requestTokenBytes"] == 6144
+    inner = {"text_config": config_of(NANO), "model_type": "outer"}
+    model = {"id": "org/unheard-of", "config": {"inline": inner}}
+    nested = ["--hf-overrides.text_config.num_key_value_heads=4"]
+    both = judge({"model": model, "engine": {"extraArgs": nested}})
+    assert (both.geometry or {})["requestTokenBytes"] == 2 * 6144
 
 
 def test_the_forecast_has_the_numbers_of_the_worked_example() -> None:
