@@ -58,6 +58,8 @@ def gpu_spec(
             "CUDA_VISIBLE_DEVICES": gpus,
             # It takes no row of one number, which is what ranks add up for the norm of Falcon-H1.
             "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+            # Its sampler is built at the first start, which takes minutes.
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",
         },
         arguments=("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", "2G"),
         num_blocks=64,
