@@ -19,7 +19,7 @@ def ngram(method: str) -> str:
 
 
 UNPROVEN = '--extra-config \'{"unproven":["%s"]}\''
-SHORT = "exact,handover,at-once"
+SHORT = "handover,at-once"
 FLEET = "{scratch}/fleet"
 TRACE = "{scratch}/trace"
 SMALL_FLEET = '--model small --engine-args="--dtype float32 --enforce-eager" --start-seconds 200'
@@ -163,7 +163,7 @@ def unequal(prefill_tp: int, decode_tp: int) -> tuple[Step, ...]:
 
 STEPS: tuple[Step, ...] = (
     matrix("matrix-v2-async", "v2", "async"),
-    matrix("matrix-v1-sync", "v1", "sync", cpu=f"--scenarios {SHORT},preempt-decode"),
+    matrix("matrix-v1-sync", "v1", "sync", cpu=f"--scenarios exact,{SHORT},preempt-decode"),
     traps("namespaces", 2, 150),
     traps("allocators", 1, 120),
     matrix("matrix-v2-sync", "v2", "sync"),
@@ -197,8 +197,8 @@ STEPS: tuple[Step, ...] = (
         "matrix-fp8",
         "v2",
         "async",
-        f'--scenarios {SHORT} {UNPROVEN % "fp8_on_gpu"} --engine-args="--kv-cache-dtype fp8"',
-        cpu=f'--scenarios {SHORT} --engine-args="--kv-cache-dtype fp8"',
+        f'--scenarios exact,{SHORT} {UNPROVEN % "fp8_on_gpu"} --engine-args="--kv-cache-dtype fp8"',
+        cpu=f'--scenarios exact,{SHORT} --engine-args="--kv-cache-dtype fp8"',
     ),
     cost(
         "posting-parts",

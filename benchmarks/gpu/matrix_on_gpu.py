@@ -27,6 +27,7 @@ from matrix_noise import largest_of, plain_noise, setting_noise, told_bound
 from matrix_scenarios import (
     CHUNK_TOKENS,
     LEASE_SECONDS,
+    MOST_REQUESTS,
     SCENARIOS,
     USUAL,
     Bench,
@@ -49,7 +50,8 @@ from hybridpd_testkit.processes import HttpError
 SMALL_BLOCKS = 26
 SMALL_MODEL_LEN = 512
 RUNNER_MODULES = {"v1": "vllm.v1.worker.gpu_model_runner", "v2": "vllm.v1.worker.gpu.model_runner"}
-PIECES = ("--long-prefill-token-threshold", str(CHUNK_TOKENS))
+# A lone request is cut by the budget of a step only, which must not be below the most requests.
+PIECES = ("--max-num-batched-tokens", str(CHUNK_TOKENS), "--max-num-seqs", str(MOST_REQUESTS))
 
 
 @dataclass(frozen=True)

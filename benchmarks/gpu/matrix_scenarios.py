@@ -46,7 +46,9 @@ LEASE_SECONDS = 10
 IN_FLIGHT = 16
 AT_ONCE = 6
 CANDIDATES = 24
-# Every engine computes prompts in pieces of so many tokens. It is no multiple of any block.
+MOST_REQUESTS = 32
+# No step of any engine has more tokens, so that prompts are computed in pieces. It is no multiple
+# of any block.
 CHUNK_TOKENS = 75
 CHUNKS = (1, 2, 3, 4)
 DRAFTED_TOKENS = 200
@@ -95,7 +97,8 @@ def exact(bench: Bench) -> str:
     """To the bit: a pair, and D alone, which computes the same prompt in the same pieces.
 
     The last piece is one token on D either way. P and D choose their kernels by timing, each for
-    itself: where P alone and D alone differ, or D from itself, a pair shows nothing.
+    itself: where P alone and D alone differ, or D from itself, a pair shows nothing. Engines that
+    speculate have no such steps: D's first one after a load is padded with drafts.
     """
     many = [
         random_prompt(CHUNK_TOKENS * chunks + 1, 900 + 10 * chunks + seed)
