@@ -53,7 +53,7 @@ class Step:
 
 
 def matrix(name: str, runner: str, mode: str, more: str = "", cpu: str = "") -> Step:
-    """One setting of the matrix: five engines, which start together."""
+    """One setting of the matrix: five engines, which start together; three for the short ones."""
     program, out = "benchmarks/gpu/matrix_on_gpu.py", f"--out {{scratch}}/{name}"
     return Step(
         name,
@@ -61,7 +61,7 @@ def matrix(name: str, runner: str, mode: str, more: str = "", cpu: str = "") -> 
         f"{program} --gpus {{gpus}} --runners {runner} --modes {mode} {out} {more}".rstrip(),
         cpu and f"{program} --device cpu --runners v1 --modes sync {out} {cpu}",
         seconds=190,
-        engines=5,
+        engines=3 if SHORT in more else 5,
         tried=not more,
     )
 

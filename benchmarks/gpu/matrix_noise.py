@@ -64,9 +64,8 @@ def again(name: str, expected: Sequence[Told], others: Sequence[Told]) -> Noise:
     return noise(name, pairs)
 
 
-def plain_noise(single: Engine) -> list[Noise]:
-    """The plain engine beside itself."""
-    expected = one_by_one(single, prompts(), MAX_TOKENS)
+def plain_noise(single: Engine, expected: Sequence[Told]) -> list[Noise]:
+    """The plain engine beside itself. ``expected``: what it answers to ``prompts()``."""
     asked = [
         ([*prompt, *told.tokens[:at]], told.tokens[at], told.lead(at))
         for prompt, told in zip(prompts(), expected, strict=True)
@@ -81,9 +80,8 @@ def plain_noise(single: Engine) -> list[Noise]:
     ]
 
 
-def setting_noise(single: Engine, prefill: Engine, decode: Engine) -> list[Noise]:
+def setting_noise(prefill: Engine, decode: Engine, expected: Sequence[Told]) -> list[Noise]:
     """P and D, asked without a hand-over, beside the plain engine."""
-    expected = one_by_one(single, prompts(), MAX_TOKENS)
     return [
         again("P alone", expected, one_by_one(prefill, prompts(), MAX_TOKENS)),
         again("D alone", expected, one_by_one(decode, prompts(), MAX_TOKENS)),

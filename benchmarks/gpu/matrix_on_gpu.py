@@ -23,13 +23,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from matrix_noise import largest_of, plain_noise, setting_noise, told_bound
+from matrix_noise import largest_of, one_by_one, plain_noise, setting_noise, told_bound
 from matrix_scenarios import (
     CHUNK_TOKENS,
     LEASE_SECONDS,
     MOST_REQUESTS,
     SCENARIOS,
     USUAL,
+    WITH_SMALL_CACHES,
     Bench,
     WrongError,
     checksums,
@@ -44,6 +45,7 @@ from hybridpd_testkit.engines import (
     engine_python,
     running,
 )
+from hybridpd_testkit.expectations import MAX_TOKENS, prompts
 from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.processes import HttpError
 
@@ -67,7 +69,8 @@ class Setting:
 
 
 def specs_of(setting: Setting, checkpoint: Path, options: argparse.Namespace) -> list[EngineSpec]:
-    """The plain engine, P, D, small P, small D; P's on the first GPU, the others on the last."""
+    """The plain engine, P, D, and when they are wanted small P, small D; P's on the first GPU, the
+    others on the last."""
     mode = "--async-scheduling" if setting.asynchronous else "--no-async-scheduling"
     common = (mode, *PIECES, *shlex.split(options.engine_args), *shlex.split(options.pair_args))
     chunks = ("--max-num-batched-tokens", "256", "--long-prefill-token-threshold", "32")
@@ -109,6 +112,7 @@ def specs_of(setting: Setting, checkpoint: Path, options: argparse.Namespace) ->
             environment={**runner, **placed_environment(options, gpu)},
         )
         for name, (spec, gpu, own) in named.items()
+        if not name.startswith("small") or set(WITH_SMALL_CACHES) & set(options.scenarios)
     ]
 
 
@@ -128,7 +132,7 @@ def placed_environment(options: argparse.Namespace, gpu: int) -> dict[str, str]:
 
 def as_asked(bench: Bench, setting: Setting) -> str:
     """The engines run what the setting says; what they report."""
-    for engine in (bench.prefill, bench.decode, bench.small_prefill, bench.small_decode):
+    for engine in bench.with_connector:
         for report in engine.worker_reports("report_runner"):
             found = (report["module"], report["async_scheduling"])
             asked = (RUNNER_MODULES[setting.runner], setting.asynchronous)
@@ -144,7 +148,9 @@ def cpu_module(module: str) -> str:
 def noise_of(bench: Bench, setting: Setting) -> tuple[Bench, bool]:
     """Measure, a line for each way; the bench with the noise, and whether it can be judged."""
     started = time.monotonic()
-    found = [*plain_noise(bench.single), *setting_noise(bench.single, bench.prefill, bench.decode)]
+    expected = one_by_one(bench.single, prompts(), MAX_TOKENS)
+    found = plain_noise(bench.single, expected)
+    found += setting_noise(bench.prefill, bench.decode, expected)
     for one in found:
         line(setting.name, "noise", "", "", str(one))
     good, words = told_bound(found)
@@ -220,7 +226,8 @@ def main() -> int:
         logs = options.out / setting.name.replace("/", "-")
         specs = specs_of(setting, checkpoint, options)
         try:
-            with running(specs, logs, options.nursery) as (single, p, d, small_p, small_d):
+            with running(specs, logs, options.nursery) as (single, p, d, *small):
+                small_p, small_d = small or (p, d)
                 bench = Bench(single, p, d, small_p, small_d)
                 good = run_setting(bench, setting, options.scenarios) and good
         except RuntimeError as error:  # an engine that does not start

@@ -62,7 +62,10 @@ class WrongError(AssertionError):
 
 @dataclass(frozen=True)
 class Bench:
-    """The engines of one setting. ``noise``: the largest move of a lead, in nats."""
+    """The engines of one setting. ``noise``: the largest move of a lead, in nats.
+
+    Where no scenario wants small caches, P and D stand for those too.
+    """
 
     single: Engine
     prefill: Engine
@@ -74,6 +77,12 @@ class Bench:
     @property
     def pair(self) -> Pair:
         return Pair(self.prefill, self.decode)
+
+    @property
+    def with_connector(self) -> tuple[Engine, ...]:
+        """Each once."""
+        named = (self.prefill, self.decode, self.small_prefill, self.small_decode)
+        return tuple(dict.fromkeys(named))
 
     @property
     def bound(self) -> float:
@@ -294,7 +303,7 @@ def kill_prefill(bench: Bench) -> str:
 def checksums(bench: Bench) -> str:
     """Every load so far was summed on both sides, and each rank's sums are equal."""
     results: dict[str, int] = {}
-    for engine in (bench.decode, bench.small_decode):
+    for engine in dict.fromkeys((bench.decode, bench.small_decode)):
         for (name, labels), value in engine.metrics().samples.items():
             if name == "hybridpd_checksums_total" and value:
                 result = dict(labels)["result"]
@@ -315,3 +324,4 @@ SCENARIOS: dict[str, Callable[[Bench], str]] = {
     "kill-prefill": kill_prefill,
 }
 USUAL = tuple(name for name in SCENARIOS if name != "drafts")
+WITH_SMALL_CACHES = ("preempt-decode", "preempt-prefill", "kill-prefill")
