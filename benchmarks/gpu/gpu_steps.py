@@ -206,6 +206,7 @@ STEPS: tuple[Step, ...] = (
         "benchmarks/posting_parts.py --requests 20 --busy",
         25,
         gpus=2,
+        tried=False,
     ),
     cost(
         "post-cost",
@@ -213,13 +214,15 @@ STEPS: tuple[Step, ...] = (
         "benchmarks/post_cost.py --tokens 1000 --rounds 10",
         60,
         gpus=2,
+        tried=False,
     ),
     cost(
         "first-request",
         "benchmarks/first_request.py --device cuda",
         "benchmarks/first_request.py --repeats 2",
-        60,
+        110,  # five fresh pairs for each of two rows
         gpus=2,
+        tried=False,
     ),
     fleet("fleet-1-1", "--model nano64 --tp 1,1 --start-seconds 500", 200),
     load(
