@@ -157,12 +157,16 @@ class Rounds:
         return Errands(tuple(hosts), tuple(addresses))
 
     def looked_up(self, host: str, found: Iterable[str], now: float) -> None:
-        """All addresses that ``host`` has now; none: it has no engine any more."""
+        """All addresses that ``host`` has now; none: it has no engine any more.
+
+        Where there are too many, those stay that were found before.
+        """
         item = self._hosts[host]
-        every = [Address(one, port) for one in sorted(set(found)) for port in item.ports]
+        every = {Address(one, port) for one in found for port in item.ports}
         others = {a for one in self._hosts.values() if one is not item for a in one.found}
-        room = MAX_ADDRESSES - len(others.difference(every))
-        before, item.found = item.found, frozenset(every[:room])
+        mine = sorted(every - others, key=lambda address: (address not in item.found, address))
+        room = MAX_ADDRESSES - len(others)
+        before, item.found = item.found, frozenset(mine[:room]) | (every & others)
         self.left_out = len(every) - len(item.found)
         for address in sorted(item.found.difference(self._doors)):
             self._doors[address] = _Door(now)

@@ -2,6 +2,7 @@
 the tests own."""
 
 import dataclasses
+from unittest import mock
 
 import pytest
 from connector_paces import PACE as SLOW_PACE
@@ -228,6 +229,31 @@ def test_addresses_are_bounded_over_all_names():
     assert (len(it.addresses()), it.left_out) == (MAX_ADDRESSES, 0)
     it.looked_up("p", [f"10.77.{i}.1" for i in range(250)] + many, 200.0)
     assert len(it.addresses()) == MAX_ADDRESSES
+
+
+LOOKUPS = st.lists(
+    st.tuples(st.sampled_from("pqr"), st.sets(st.integers(0, 11))), min_size=1, max_size=12
+)
+
+
+@given(LOOKUPS)
+def test_addresses_stay_bounded_when_names_share_them(lookups):
+    """Whatever the names lead to: never too many in all, and none is exchanged for a newcomer."""
+    most = 7
+    it = rounds("p:5600", "q:5600", "r:5600")
+    now, found = 0.0, dict.fromkeys("pqr", set())
+    with mock.patch("hybridpd_connector.named_peers.MAX_ADDRESSES", most):
+        for name, numbers in lookups:
+            now += 100.0
+            it.due(now)
+            before = {address.host for address in it.addresses()}
+            found[name] = {f"10.0.0.{number}" for number in numbers}
+            it.looked_up(name, found[name], now)
+            held = {address.host for address in it.addresses()}
+            assert len(held) <= most
+            assert held <= set().union(*found.values())
+            assert before & found[name] <= held
+            assert it.left_out == len(found[name] - held)
 
 
 def test_silent_addresses_do_not_keep_the_others_waiting():
