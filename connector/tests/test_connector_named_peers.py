@@ -241,7 +241,7 @@ def test_addresses_stay_bounded_when_names_share_them(lookups):
     """Whatever the names lead to: never too many in all, and none is exchanged for a newcomer."""
     most = 7
     it = rounds("p:5600", "q:5600", "r:5600")
-    now, found = 0.0, dict.fromkeys("pqr", set())
+    now, found = 0.0, {name: set() for name in "pqr"}
     with mock.patch("hybridpd_connector.named_peers.MAX_ADDRESSES", most):
         for name, numbers in lookups:
             now += 100.0
