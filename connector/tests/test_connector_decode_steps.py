@@ -9,6 +9,7 @@ from hybridpd_testkit.decode_steps import (
     MANY,
     NONE,
     ONE,
+    PAUSED,
     bucket,
     calls_table,
     durations,
@@ -34,7 +35,15 @@ def found(lines, stretches=ALWAYS):
 
 def test_a_step_lasts_until_the_next_one_that_goes_on_with_it():
     lines = [step(1.0, 2), step(1.5, 2), step(9.0, 2, goes_on=0), step(9.25, 2)]
-    assert found(lines) == {(NONE, 2): [0.5, 0.25]}, "the pause is no step, the last has no end"
+    assert found(lines) == {
+        (NONE, 2): [0.5],
+        (PAUSED, 2): [0.25],
+    }, "the pause is no step, the last has no end"
+
+
+def test_only_the_first_steps_behind_a_pause_are_told_apart():
+    lines = [step(1.0, 1, goes_on=0), *(step(2.0 + index, 1) for index in range(10))]
+    assert found(lines) == {(PAUSED, 1): [1.0] * 8, (NONE, 1): [1.0] * 2}
 
 
 def test_steps_with_reads_are_told_apart():

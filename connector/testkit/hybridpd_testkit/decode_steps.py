@@ -6,6 +6,7 @@ of an engine without requests is no step. Only steps in which every request gets
 Each is one of
 
     no read in flight
+    behind a pause                     the same, of the first steps after a pause of the engine
     1 read ordered, 2-3, 4 or more     the step posts them, behind the launch of its model
     the step after                     one that orders none, behind one that ordered some
     reads in flight                    any other while a load has not been reported
@@ -22,8 +23,10 @@ from typing import Any, NamedTuple
 
 NONE, AFTER, FLYING = "no read in flight", "the step after", "reads in flight"
 ONE, FEW, MANY = "1 read ordered", "2-3 reads ordered", "4 or more ordered"
-KINDS = (NONE, ONE, FEW, MANY, AFTER, FLYING)
+PAUSED = "behind a pause"
+KINDS = (NONE, PAUSED, ONE, FEW, MANY, AFTER, FLYING)
 MANY_READS = 4
+FIRST_STEPS = 8
 FEWEST = 5
 """A row of fewer steps is not printed: its p99 would be one step."""
 
@@ -82,16 +85,20 @@ def durations(seen: Seen) -> Durations:
     """Seconds of every step that counts."""
     found: Durations = {}
     for steps in seen.steps:
-        before = [None, *steps]
+        before, since_pause = [None, *steps], FIRST_STEPS
         for earlier, (step, later) in zip(before, itertools.pairwise(steps), strict=False):
+            since_pause = since_pause + 1 if step.goes_on else 0
             if step.requests and step.tokens == step.requests and later.goes_on:
-                key = kind_of(step, earlier), bucket(step.requests)
+                kind = kind_of(step, earlier)
+                if kind == NONE and since_pause < FIRST_STEPS:
+                    kind = PAUSED
+                key = kind, bucket(step.requests)
                 found.setdefault(key, []).append(later.at - step.at)
     return found
 
 
 def kind_of(step: Step, earlier: Step | None) -> str:
-    """See the module."""
+    """By the reads in it and before it. See the module."""
     if step.reads >= MANY_READS:
         return MANY
     if step.reads:
