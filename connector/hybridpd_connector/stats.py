@@ -199,8 +199,9 @@ METRICS: tuple[MetricDefinition, ...] = (
     MetricDefinition(
         "hybridpd_link_bytes_per_second",
         "gauge",
-        "Speed of a 2 MiB read from each prefill engine, measured at the handshake and every "
-        "10 minutes; of the slowest rank. Beyond 64 engines, `peer` is `others`.",
+        "Speed of timed reads from each prefill engine, measured at the handshake and every 10 "
+        "minutes; of the slowest rank. Where `path` is `unknown` because this engine was too busy "
+        "to tell, the link is at least that fast. Beyond 64 engines, `peer` is `others`.",
         LINKS,
         label="peer,path",
     ),
