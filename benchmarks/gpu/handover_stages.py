@@ -167,10 +167,13 @@ class Traced:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         engines = json.loads((options.out / "engines.json").read_text())["engines"]
-        names = dict.fromkeys(name.rsplit("-kv_", 1)[0] for name in engines)
+        pairs = {
+            name: tuple(engines.get(f"{name}-{role}") for role in ("kv_producer", "kv_consumer"))
+            for name in WHO
+        }
+        # Only one pair may have come up.
         self.urls = {
-            name: (engines[f"{name}-kv_producer"]["url"], engines[f"{name}-kv_consumer"]["url"])
-            for name in names
+            name: (pair[0]["url"], pair[1]["url"]) for name, pair in pairs.items() if all(pair)
         }
 
     def turns(self) -> list[str]:
