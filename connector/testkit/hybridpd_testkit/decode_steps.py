@@ -167,7 +167,9 @@ def calls_table(by_name: Mapping[str, Seen]) -> list[str]:
 
 def head(title: str, names: Iterable[str]) -> str:
     """The first line of a table of connectors side by side."""
-    return f"{title:<42}" + "".join(f"{name:>12} p50     p99  seen" for name in names) + "   ratio"
+    return (
+        f"{title:<42}" + "".join(f"{name:>12} p50       p99  seen" for name in names) + "   ratio"
+    )
 
 
 def line_of(title: str, rows: Mapping[str, Sequence[float]], factor: float) -> str:
@@ -175,10 +177,10 @@ def line_of(title: str, rows: Mapping[str, Sequence[float]], factor: float) -> s
     line, medians = f"{title:<42}", []
     for values in rows.values():
         if not values:
-            line += f"{'-':>16}{'-':>8}{0:>6}"
+            line += f"{'-':>16}{'-':>10}{0:>6}"
             continue
         medians.append(statistics.median(values))
         p99 = percentile(values, 99)
-        line += f"{factor * medians[-1]:>16.2f}{factor * p99:>8.2f}{len(values):>6}"
+        line += f"{factor * medians[-1]:>16.2f}{factor * p99:>10.2f}{len(values):>6}"
     both = len(medians) == len(rows) > 1 and medians[0] > 0
     return line + (f"{medians[-1] / medians[0]:>8.3f}" if both else "")
