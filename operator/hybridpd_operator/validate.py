@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridpd_geometry import (
+    AUTO,
     FP8_DTYPES,
     KV_DTYPES,
     PROMPT_DRAFTS,
@@ -217,17 +218,26 @@ def check_startable(pair: Pair) -> Iterator[Problem]:
             where = settings.origin.get("mamba-cache-mode", args)
             text = f"expected {' or '.join(STATE_MODES)}, got {mode}; remove --mamba-cache-mode"
             found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
-        if engine.device != CPU and settings.kv_dtype in FP8_DTYPES:
+        if (unshown := _unshown_dtype(pair, settings)) is not None:
             where = settings.origin.get("kv-cache-dtype", "spec.engine.kvCacheDtype")
-            others = " or ".join(name for name in KV_DTYPES if name not in FP8_DTYPES)
-            text = (
-                f"expected {others} on a GPU, got {settings.kv_dtype}: no test has shown its "
-                "tokens right there; use bfloat16"
-            )
-            found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
+            found[Problem(IMPOSSIBLE_ENGINE, where, unshown)] = None
         if (drafting := _drafting(pair, settings)) is not None:
             found[Problem(IMPOSSIBLE_ENGINE, settings.drafts or args, drafting)] = None
     yield from found  # a setting of both roles is told once
+
+
+def _unshown_dtype(pair: Pair, settings: EngineSettings) -> str | None:
+    """What is wrong with the dtype of keys and values, which the weights may ask for."""
+    asked = settings.kv_dtype == AUTO
+    dtype = pair.model.kv_dtype if asked else settings.kv_dtype
+    if pair.service.spec.engine.device == CPU or dtype not in FP8_DTYPES:
+        return None
+    others = " or ".join(name for name in KV_DTYPES if name not in FP8_DTYPES)
+    got = f"{dtype}, which the weights ask for" if asked else dtype
+    return (
+        f"expected {others} on a GPU, got {got}: no test has shown its tokens right there; "
+        "use bfloat16"
+    )
 
 
 def _drafting(pair: Pair, settings: EngineSettings) -> str | None:

@@ -158,6 +158,22 @@ def test_an_engine_that_would_refuse_is_not_started(
     assert [part for part in parts if part not in found.message] == []
 
 
+QUANTISED = {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "starts"),
+    [({}, False), ({"kvCacheDtype": "bfloat16"}, True), ({"device": "CPU"}, True)],
+)
+def test_a_dtype_that_the_weights_ask_for_is_one_that_was_set(
+    engine: dict[str, Any], starts: bool
+) -> None:
+    config = {**DENSE["config"]["inline"], "quantization_config": QUANTISED}
+    verdict = judge({"model": {"config": {"inline": config}}, "engine": engine})
+    assert verdict.may_start is starts
+    assert starts or "got fp8, which the weights ask for" in verdict.model_problems[0].message
+
+
 @pytest.mark.parametrize(
     "engine",
     [
