@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import importlib
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ from hybridpd_connector.agent_api import (
     Rows,
 )
 from hybridpd_connector.agent_call import AgentCall
+from hybridpd_connector.agent_forks import outlive_forks
 from hybridpd_connector.errors import AgentError, StateError
 
 _Handle = TypeVar("_Handle")
@@ -129,6 +131,8 @@ class NixlAgent:
                 backends=list(backends),
             )
             self._nixl = nixl.nixl_agent(name, config)
+        outlive_forks(self._nixl)
+        self._process = os.getpid()
         missing = [backend for backend in backends if backend not in self._nixl.backends]
         if missing:
             raise AgentError("backends", f"all of {list(backends)}", f"no {missing}")
@@ -288,6 +292,8 @@ class NixlAgent:
         ]
 
     def close(self) -> None:
+        if self._process != os.getpid():
+            return
         with self._lock:
             if self._closed:
                 return

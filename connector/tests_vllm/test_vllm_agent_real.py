@@ -5,6 +5,7 @@ processes can show, a producer that dies before or during a read, is below.
 """
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -58,6 +59,32 @@ class TestNixlAgentWithProgressThread(TestNixlAgent):
         states = (consumer.poll(read) for _ in range(_MAX_POLLS))
         assert next(s for s in states if s is not ReadState.PENDING) is ReadState.DONE
         assert [n.payload for n in pair.wait_for(1)] == [b"done"]
+
+    @pytest.mark.parametrize("closes", [True, False])
+    def test_a_forked_child_that_destroys_its_copy_disturbs_nobody(
+        self, pair: Pair, closes: bool
+    ) -> None:
+        """It shares the sockets and event sets: taken down there, the producer would be deaf."""
+        consumer, producer = pair.consumer.agent, pair.producer.agent
+        here, there = pair.consumer.dense(), pair.producer.dense()
+        said = [b"before", b"after"]
+        for number, payload in enumerate(said, start=1):
+            read = pair.post(here, [0], there, [1], payload)
+            deadline = time.monotonic() + 60
+            while consumer.poll(read) is ReadState.PENDING and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert consumer.poll(read) is ReadState.DONE
+            assert [n.payload for n in pair.wait_for(number)] == said[:number]
+            child = os.fork()
+            if not child:
+                signal.alarm(30)
+                for agent in (consumer, producer):
+                    if closes:
+                        agent.close()
+                    vars(agent).clear()
+                gc.collect()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
 
 
 def test_the_progress_thread_sleeps_instead_of_spinning():
