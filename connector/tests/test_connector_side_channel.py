@@ -40,6 +40,23 @@ def server(port):
     server.close()
 
 
+def has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this host's loopback has no IPv6 address")
+def test_pods_may_have_ipv6_addresses(port, client):
+    server = Server("::1", port, lambda question: b"answer to " + question)
+    try:
+        assert client.ask("::1", port, b"q", SOON) == b"answer to q"
+    finally:
+        server.close()
+
+
 @pytest.fixture
 def strange_server(port):
     """A plain TCP listener whose behaviour the test chooses; closed at the end."""
