@@ -191,6 +191,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--gpus", type=int, default=2, help="GPUs on this machine")
     parser.add_argument("--family", default="nemotron-h", help="a family of the test kit")
+    parser.add_argument("--words", type=int, help="different tokens that the model says; all")
     parser.add_argument("--runners", default="v1,v2", help="model runners")
     parser.add_argument("--modes", default="sync,async", help="scheduling modes")
     parser.add_argument("--scenarios", default=",".join(USUAL), help="in this order")
@@ -211,7 +212,8 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Every setting, one after the other."""
     options = parse()
-    checkpoint = write_checkpoint(options.family, options.out / options.family)
+    folder = options.out / options.family
+    checkpoint = write_checkpoint(options.family, folder, words=options.words)
     settings = [
         Setting(runner, mode == "async")
         for runner, mode in itertools.product(options.runners.split(","), options.modes.split(","))

@@ -30,16 +30,21 @@ from hybridpd_testkit.tokenizer import SPECIAL_TOKENS, tokenizer_documents
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def write_checkpoint(family_name: str, directory: Path, seed: int | None = None) -> Path:
+def write_checkpoint(
+    family_name: str, directory: Path, seed: int | None = None, words: int | None = None
+) -> Path:
     """Write config, weights (float32, safetensors) and tokenizer; returns ``directory``.
 
     ``seed`` None is the family's own. Files are readable by everybody, since a pod may run as
-    another user. config.json is written last: a directory that has one is whole.
+    another user. config.json is written last: a directory that has one is whole. With ``words``
+    the model says only so many different tokens, and so repeats itself.
     """
     family = FAMILIES[family_name]
     seed = family.seed if seed is None else seed
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {weight.name: _values(weight, family, seed) for weight in weights_of(family)}
+    if words is not None:
+        tensors[_output_of(family)][len(SPECIAL_TOKENS) + words :] = 0.0  # as of special tokens
     _write(directory / "model.safetensors", save(tensors, metadata={"format": "pt"}))
     for name, document in tokenizer_documents(VOCABULARY_SIZE, MAX_TOKENS).items():
         _write(directory / name, _json_bytes(document))
@@ -53,11 +58,15 @@ def _values(weight: Weight, family: Family, seed: int) -> Array:
     random = np.random.default_rng([seed, stream])
     values = random.standard_normal(weight.shape, dtype=np.float32)
     values = values * np.float32(weight.scale) + np.float32(weight.offset)
-    if weight.name == ("model.embed_tokens.weight" if family.tied else "lm_head.weight"):
+    if weight.name == _output_of(family):
         # Logit 0 never wins against hundreds of random ones: no early end, no special token.
         values[: len(SPECIAL_TOKENS)] = 0.0
     result: Array = values.astype(np.float32)
     return result
+
+
+def _output_of(family: Family) -> str:
+    return "model.embed_tokens.weight" if family.tied else "lm_head.weight"
 
 
 def _json_bytes(document: object) -> bytes:
