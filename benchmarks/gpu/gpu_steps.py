@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 # Dotted, since quotes of JSON would have to survive two shells.
 def ngram(method: str) -> str:
-    """P and D draft; the plain engine does not, since it says what is right. With eight words the
+    """P and D draft; the plain engine does not, since it says what is right. With 16 words the
     model repeats itself."""
     given = {"method": method, "num_speculative_tokens": 2}
     given |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
     words = " ".join(f"--speculative-config.{name} {value}" for name, value in given.items())
-    return f'--words 8 --pair-args="{words}"'
+    return f'--words 16 --pair-args="{words}"'
 
 
 UNPROVEN = '--extra-config \'{"unproven":["%s"]}\''
