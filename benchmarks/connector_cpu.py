@@ -20,7 +20,7 @@ import queue
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +38,7 @@ from hybridpd_connector.metadata import GroupFacts
 from hybridpd_connector.notifications import Release, encode
 from hybridpd_connector.request_blocks import Identity
 from hybridpd_connector.scheduler_side import SchedulerHalf
+from hybridpd_connector.tail_zeros import Tail
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 from hybridpd_testkit.pd_client import PREFILL_PARAMS
 from intree import InTree
@@ -58,8 +59,8 @@ def groups_of(shape: Shape) -> list[GroupFacts]:
 class Ours:
     """Both engines of the bundled connector, without engines."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
+    def __init__(self, shape: Shape, zero: Callable[[Iterable[Tail]], Any] = list) -> None:
+        self.shape, self._zero = shape, zero
         self.agents = {"p": Agent(), "d": Agent()}
         self.responder = Responder("p")
         self.p, self.d = self._engine("p", "producer"), self._engine("d", "consumer")
@@ -78,7 +79,7 @@ class Ours:
         placement = self.shape.placement(0, BLOCKS)
         size = self.shape.geometry.page_bytes * BLOCKS
         regions = tuple(MemoryRegion(base, size) for base in placement.region_bases)
-        cache = RankCache(self.shape.layout, placement, regions, list)
+        cache = RankCache(self.shape.layout, placement, regions, self._zero)
         settings = RankSettings(name, role, 30, NEVER, NEVER, Timeouts(), step_wait_seconds=0.0005)
         connector._worker = WorkerHalf(cache, self.agents[name], self, settings)
         return connector

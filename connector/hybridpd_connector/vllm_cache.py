@@ -9,7 +9,7 @@ import dataclasses
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,25 +53,23 @@ class CacheMemory:
 
     def zero(self, tails: Iterable[Tail]) -> None:
         """Zero all bytes of ``tails``, in order with the engine's own kernels."""
+        grids: list[torch.Tensor] = []
         apart: list[torch.Tensor] = []
         for tail in tails:
-            region, view = self._allocation(tail.address)
-            if tail.end <= region.address + region.length_bytes:
+            allocation = self._allocation(tail.address)
+            if tail.end <= allocation.end:
                 # All layers in one allocation, as vLLM makes it: one launch.
-                grid_of(tail, tail.address - region.address, view).zero_()
+                grids.append(allocation.grid_of(tail))
                 continue
             for address, length in tail.ranges():
-                region, view = self._allocation(address)
-                start = address - region.address
-                if start + length > region.length_bytes:
-                    raise outside(address)
-                apart.append(view[start : start + length])
-        if apart:
-            # On a GPU one launch for all of them: a launch each costs more than the zeroing.
-            torch._foreach_zero_(apart)
+                apart.append(self._allocation(address).piece(address, length))
+        # Each call into torch gives the interpreter away, and may wait to have it back: one for
+        # all grids, one for all other pieces. On a GPU the latter are one launch too.
+        for tensors in filter(None, (grids, apart)):
+            torch._foreach_zero_(tensors)
 
-    def _allocation(self, address: int) -> tuple[MemoryRegion, torch.Tensor]:
-        """The last allocation that begins at or before ``address``, with its bytes."""
+    def _allocation(self, address: int) -> "_Allocation":
+        """The last allocation that begins at or before ``address``."""
         firsts, allocations = self._by_address
         at = bisect_right(firsts, address) - 1
         if at < 0:
@@ -79,24 +77,46 @@ class CacheMemory:
         return allocations[at]
 
     @cached_property
-    def _by_address(self) -> tuple[list[int], list[tuple[MemoryRegion, torch.Tensor]]]:
+    def _by_address(self) -> tuple[list[int], list["_Allocation"]]:
         known = sorted(zip(self.regions, self._bytes, strict=True), key=lambda it: it[0].address)
-        return [region.address for region, _ in known], known
+        return (
+            [region.address for region, _ in known],
+            [_allocation_of(region, view) for region, view in known],
+        )
 
 
-def grid_of(tail: Tail, start: int, view: torch.Tensor) -> torch.Tensor:
-    """The bytes of ``tail`` in ``view``, the bytes of an allocation; ``start``: where it begins.
+class _Allocation(NamedTuple):
+    """Memory from ``start`` to before ``end``: its bytes, and the same as words of eight bytes,
+    None where it is no whole number of them."""
 
-    In words of eight bytes where all of it lies on them: a GPU zeroes those faster.
-    """
-    word = 1
-    if (len(view) | start | tail.layer_step | tail.run_step | tail.length) % 8 == 0:
-        word, view = 8, view.view(torch.int64)
-    return view.as_strided(
-        (tail.layers, tail.runs, tail.length // word),
-        (tail.layer_step // word, tail.run_step // word, 1),
-        start // word,
-    )
+    start: int
+    end: int
+    bytes: torch.Tensor
+    words: torch.Tensor | None
+
+    def piece(self, address: int, length: int) -> torch.Tensor:
+        """Bytes of it; refused when they are not."""
+        if address + length > self.end:
+            raise outside(address)
+        return self.bytes[address - self.start : address - self.start + length]
+
+    def grid_of(self, tail: Tail) -> torch.Tensor:
+        """The bytes of ``tail``, which lies in it. In words where all of it lies on them: a GPU
+        zeroes those faster."""
+        start, word, view = tail.address - self.start, 1, self.bytes
+        on_words = (start | tail.layer_step | tail.run_step | tail.length) % 8 == 0
+        if self.words is not None and on_words:
+            word, view = 8, self.words
+        return view.as_strided(
+            (tail.layers, tail.runs, tail.length // word),
+            (tail.layer_step // word, tail.run_step // word, 1),
+            start // word,
+        )
+
+
+def _allocation_of(region: MemoryRegion, view: torch.Tensor) -> _Allocation:
+    words = None if len(view) % 8 else view.view(torch.int64)
+    return _Allocation(region.address, region.address + region.length_bytes, view, words)
 
 
 def outside(address: int) -> UnsupportedEngineError:
