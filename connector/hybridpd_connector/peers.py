@@ -77,8 +77,7 @@ class _Peer(Generic[V]):
         return self.state
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict(Generic[V]):
+class Verdict(NamedTuple, Generic[V]):
     """How a peer stands for a request that wants it.
 
     READY: ``value`` is usable. HANDSHAKING: wait. BACKING_OFF, REFUSED: ``reason`` says why; fail

@@ -17,9 +17,9 @@ from math import gcd
 from typing import NamedTuple
 
 from hybridpd_geometry.errors import GeometryError
-from hybridpd_geometry.layers import STATE
 from hybridpd_geometry.placement import RankPlacement
 from hybridpd_geometry.read_plan import BlockOverlap, LayerPair, PairPlan, ReadRequest
+from hybridpd_geometry.request_check import RequestCheck
 from hybridpd_geometry.sharding import Run
 from hybridpd_geometry.side_table import Location, Row, SideTable
 from hybridpd_geometry.token_runs import TokenPairing
@@ -119,13 +119,7 @@ class DescriptorTable:
         self._templates: dict[tuple[int, int, int, int], tuple[_Piece, ...]] = {}
         self._batches = tuple(self._build_attention())
         self._states = tuple(self._build_states())
-        # Groups of ours and theirs that share layers, and whether only their last block counts.
-        self._group_pairs = tuple(
-            dict.fromkeys(
-                (pair.destination.group, pair.source.group, pair.destination.kind == STATE)
-                for pair in plan.layers
-            )
-        )
+        self._check = RequestCheck(plan, self._local, self._remote)
 
     @property
     def local_rows(self) -> tuple[Row, ...]:
@@ -155,15 +149,7 @@ class DescriptorTable:
 
     def check(self, request: ReadRequest) -> None:
         """GeometryError when the request's blocks do not exist or do not cover its tokens."""
-        self.plan.check_request(request)
-        local_ids, remote_ids = list[int](), list[int]()
-        for local_group, remote_group, only_last in self._group_pairs:
-            local = request.destination.groups[local_group]
-            remote = request.source.groups[remote_group]
-            local_ids += local[-1:] if only_last else local
-            remote_ids += remote[-1:] if only_last else remote
-        self._local.check_blocks(local_ids)
-        self._remote.check_blocks(remote_ids)
+        self._check.check(request)
 
     def id_batches(self, request: ReadRequest) -> list[IdBatch]:
         """The ids of a request, per unit size and set of alike layers: attention, then states.
