@@ -4,6 +4,7 @@ import ast
 import importlib
 import logging
 import pathlib
+import re
 
 import pytest
 from connector_engines import LEASE_SECONDS, World
@@ -107,7 +108,8 @@ def test_a_failed_read_is_one_line_for_all_ranks(world, lines):
     loaded(world, d, "d1")
     (line,) = lines()
     assert line.startswith("request d1 was not loaded from engine p at 10.0.0.1:5600: read_failed")
-    assert "rank 0 after 0.0 s, p/0" in line
+    # Of the rank that failed first: handshakes end in any order.
+    assert re.search(r"\(rank [01] after 0\.0 s, p/0\)", line)
     assert REASONS["read_failed"].action in line
     assert d.half.take_stats()["failures"] == {"read_failed": 1}
 
