@@ -15,7 +15,6 @@ often per load the thread gave its core away of its own accord (it waited for th
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import resource
 import statistics
@@ -27,11 +26,11 @@ from typing import Any
 import msgspec
 import torch
 
-from connector_cpu import Meter, Ours, Theirs, round_of_ours, round_of_theirs
+from connector_cpu import Meter, Ours, Theirs, parse, round_of_ours, round_of_theirs
 from hybridpd_connector.agent_api import MemoryRegion
 from hybridpd_connector.tail_zeros import Tail
 from hybridpd_connector.vllm_cache import CacheMemory
-from shapes import NANO, Shape, shape_of
+from shapes import Shape, shape_of
 
 LOADS = (1, 8)
 ROUNDS = 60
@@ -119,12 +118,7 @@ def busy(threads: int) -> Iterator[None]:
 
 def main() -> None:
     """Print a line for each connector, alone and beside busy threads, and number of loads."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--prompt", type=int, default=2000, help="tokens")
-    parser.add_argument("--model", default=NANO)
-    options = parser.parse_args()
+    options = parse(__doc__)
     shape = shape_of(options.model, 1)
     prompt = list(range(3, 3 + options.prompt))
     ours, theirs = Ours(shape, SmallMemory(shape).zero), Theirs(shape)

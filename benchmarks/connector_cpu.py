@@ -342,14 +342,19 @@ def per_round(meter: Meter, what: str) -> float:
     return statistics.median(rounds[2:] or rounds)
 
 
-def main() -> None:
-    """Print one line per kind of work and number of requests in flight."""
+def parse(description: str | None) -> argparse.Namespace:
+    """The model and the prompt that a program like this one takes."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--prompt", type=int, default=2000, help="tokens")
     parser.add_argument("--model", default=NANO)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print one line per kind of work and number of requests in flight."""
+    options = parse(__doc__)
     shape = shape_of(options.model, 1)
     prompt = list(range(3, 3 + options.prompt))
     ours, theirs = Ours(shape), Theirs(shape)

@@ -1,5 +1,6 @@
 """Fixtures of the operator's tests, and ``--update-golden`` for their golden files."""
 
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,3 +40,15 @@ def ticking() -> Iterator[datetime]:
 @pytest.fixture
 def world(cluster: FakeCluster, ticking: Iterator[datetime]) -> World:
     return World(cluster, ticking)
+
+
+@pytest.fixture(scope="module")
+def gpu_programs() -> Iterator[Path]:
+    """The folder of the GPU programs, whose modules can be imported meanwhile."""
+    folder = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
+    before = list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        yield folder
+    finally:
+        sys.path[:] = before

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
-
 
 @pytest.fixture(scope="module")
-def modules() -> Iterator[tuple[Any, Any]]:
-    before = list(sys.path)
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import pd_report
-        import spinners
+def modules(gpu_programs: Path) -> tuple[Any, Any]:
+    import pd_report
+    import spinners
 
-        yield pd_report, spinners
-    finally:
-        sys.path[:] = before
+    return pd_report, spinners
 
 
 def point(connector: str, repeat: int, tpot_ms: float, **more: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,11 @@ sys.exit(int(sys.argv[3]))
 
 
 @pytest.fixture(scope="module")
-def modules() -> Iterator[tuple[Any, Any]]:
-    before = list(sys.path)
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import all_steps
-        import gpu_steps
+def modules(gpu_programs: Path) -> tuple[Any, Any]:
+    import all_steps
+    import gpu_steps
 
-        yield all_steps, gpu_steps
-    finally:
-        sys.path[:] = before
+    return all_steps, gpu_steps
 
 
 @pytest.fixture
