@@ -29,8 +29,8 @@ import torch
 from connector_cpu import Meter, Ours, Theirs, parse, round_of_ours, round_of_theirs
 from hybridpd_connector.agent_api import MemoryRegion
 from hybridpd_connector.tail_zeros import Tail
-from hybridpd_connector.vllm_cache import CacheMemory
-from shapes import Shape, shape_of
+from hybridpd_connector.vllm_zeroing import Zeroing
+from shapes import shape_of
 
 LOADS = (1, 8)
 ROUNDS = 60
@@ -42,15 +42,14 @@ POST = "D worker, post"
 class SmallMemory:
     """Zeroes grids of the shape of the tails, closer together, in an allocation of its own."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self) -> None:
         self._bytes = torch.zeros(8 << 20, dtype=torch.uint8)
         region = MemoryRegion(self._bytes.data_ptr(), len(self._bytes))
-        placement = shape.placement(0, 2)
-        self._cache = CacheMemory(shape.layout, placement, (region,), (self._bytes,))
+        self._zero = Zeroing((region,), (self._bytes,))
 
     def zero(self, tails: Iterable[Tail]) -> None:
         start = self._bytes.data_ptr()
-        self._cache.zero(
+        self._zero(
             [
                 Tail(start, tail.layers, 2 * 8192, tail.runs, 8192, min(tail.length, 4096))
                 for tail in tails
@@ -121,7 +120,7 @@ def main() -> None:
     options = parse(__doc__)
     shape = shape_of(options.model, 1)
     prompt = list(range(3, 3 + options.prompt))
-    ours, theirs = Ours(shape, SmallMemory(shape).zero), Theirs(shape)
+    ours, theirs = Ours(shape, SmallMemory().zero), Theirs(shape)
     print(
         f"{options.model}, TP 1, prompt of {options.prompt} tokens; us per load, one step's posts"
     )

@@ -1,12 +1,13 @@
 """Where the time goes in which D posts the reads of a request, part by part, without an engine.
 
-    python benchmarks/posting_parts.py [--device cuda] [--requests 200] [--busy]
+    python benchmarks/posting_parts.py [--device cuda] [--requests 200] [--busy] [--zero-by torch]
 
 Both halves, real agents and the real side channel in two processes, as in `first_request.py`; D
 zeroes tails as in an engine. The parts are the test kit's (`hybridpd_testkit.posting_parts`), the
 same that `gpu/handover_stages.py` prints of real engines. With `--busy` D's main thread runs a
 millisecond of other Python code between two requests, as an engine does: caches of the processor
-are then not full of the connector alone.
+are then not full of the connector alone. `--zero-by torch` zeroes by torch, as where the faster way
+does not pass its trial.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BUSY_SECONDS = 0.001
 WARM_REQUESTS = 10
 
 
-class Zeroing:
+class LateZeroing:
     """Zeroes as in an engine, once it knows the cache."""
 
     def __init__(self) -> None:
@@ -35,15 +36,16 @@ class Zeroing:
         self.zero(tails)
 
 
-def measured(device: str, requests: int, busy: bool, prefill: Any, pipe: Any) -> None:
+def measured(device: str, requests: int, busy: bool, zero_by: str, prefill: Any, pipe: Any) -> None:
     """D's process: the parts of every post."""
-    from hybridpd_connector.vllm_cache import CacheMemory  # wants PyTorch: not in P's process
+    from hybridpd_connector.vllm_zeroing import Zeroing, torch_fill  # PyTorch: not in P's process
 
-    zeroing = Zeroing()
+    zeroing = LateZeroing()
     port = prefill.recv()
     decode = Engine("consumer", device, 0, (f"{HOST}:{port}",), zeroing)
     cache = decode.cache
-    zeroing.zero = CacheMemory(cache.layout, cache.placement, cache.regions, (decode.bytes,)).zero
+    by_torch = torch_fill if zero_by == "torch" else None
+    zeroing.zero = Zeroing(cache.regions, (decode.bytes,), by_torch)
     pipe.send("up")
     decode.wait_until_met()
     parts = PostingParts(decode.worker)
@@ -69,6 +71,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--busy", action="store_true", help="other code between two requests")
+    parser.add_argument("--zero-by", default="own", choices=["own", "torch"], help="who zeroes")
     options = parser.parse_args()
     devices = ("cpu", "cpu") if options.device == "cpu" else ("cuda:0", "cuda:1")
     context = quick_context()
@@ -76,7 +79,16 @@ def main() -> None:
     results, told = context.Pipe()
     processes = [
         started(context, producer, devices[1], theirs),
-        started(context, measured, devices[0], options.requests, options.busy, ours, told),
+        started(
+            context,
+            measured,
+            devices[0],
+            options.requests,
+            options.busy,
+            options.zero_by,
+            ours,
+            told,
+        ),
     ]
     try:
         take_from(results, UP_SECONDS, "both processes up")
@@ -87,7 +99,9 @@ def main() -> None:
         for process in processes:
             process.kill()
     between = "busy" if options.busy else "idle"
-    print(f"{options.device}, {len(posts)} requests, {between} between them")
+    print(
+        f"{options.device}, {len(posts)} requests, {between} between them, {options.zero_by} zeroes"
+    )
     print("\n".join(parts_table(posts)))
     print(f"  taking the time adds {1e6 * cost:.1f} us a part")
     if missing:

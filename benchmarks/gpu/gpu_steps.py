@@ -209,6 +209,14 @@ STEPS: tuple[Step, ...] = (
         gpus=2,
         tried=False,
     ),
+    cost(  # the way where the driver's memset cannot be had
+        "posting-parts-torch",
+        "benchmarks/posting_parts.py --device cuda --busy --zero-by torch",
+        "benchmarks/posting_parts.py --requests 20 --busy --zero-by torch",
+        25,
+        gpus=2,
+        tried=False,
+    ),
     cost(
         "post-cost",
         "benchmarks/post_cost.py --device cuda --tokens 1000,2000,3000",

@@ -1,4 +1,4 @@
-"""From vLLM's cache objects to a ``CacheLayout``, a ``RankPlacement``, and memory we can zero.
+"""From vLLM's cache objects to a ``CacheLayout``, a ``RankPlacement``, and the memory behind them.
 
 Two sources are read and must agree: the specifications in ``KVCacheConfig`` say where a layer's
 pages should be, the registered tensors say where they are. A difference is a refusal at start,
@@ -6,16 +6,13 @@ because every later address is computed from the specifications.
 """
 
 import dataclasses
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from hybridpd_connector.agent_api import Memory, MemoryRegion
 from hybridpd_connector.metadata import GroupFacts
-from hybridpd_connector.tail_zeros import Tail
 from hybridpd_connector.vllm_compat import (
     UnsupportedEngineError,
     check_cache_layout,
@@ -50,78 +47,6 @@ class CacheMemory:
     def views(self) -> tuple[torch.Tensor, ...]:
         """The allocations as bytes, one for each of ``regions``."""
         return self._bytes
-
-    def zero(self, tails: Iterable[Tail]) -> None:
-        """Zero all bytes of ``tails``, in order with the engine's own kernels."""
-        grids: list[torch.Tensor] = []
-        apart: list[torch.Tensor] = []
-        for tail in tails:
-            allocation = self._allocation(tail.address)
-            if tail.end <= allocation.end:
-                # All layers in one allocation, as vLLM makes it: one launch.
-                grids.append(allocation.grid_of(tail))
-                continue
-            for address, length in tail.ranges():
-                apart.append(self._allocation(address).piece(address, length))
-        # Each call into torch gives the interpreter away, and may wait to have it back: one for
-        # all grids, one for all other pieces. On a GPU the latter are one launch too.
-        for tensors in filter(None, (grids, apart)):
-            torch._foreach_zero_(tensors)
-
-    def _allocation(self, address: int) -> "_Allocation":
-        """The last allocation that begins at or before ``address``."""
-        firsts, allocations = self._by_address
-        at = bisect_right(firsts, address) - 1
-        if at < 0:
-            raise outside(address)
-        return allocations[at]
-
-    @cached_property
-    def _by_address(self) -> tuple[list[int], list["_Allocation"]]:
-        known = sorted(zip(self.regions, self._bytes, strict=True), key=lambda it: it[0].address)
-        return (
-            [region.address for region, _ in known],
-            [_allocation_of(region, view) for region, view in known],
-        )
-
-
-class _Allocation(NamedTuple):
-    """Memory from ``start`` to before ``end``: its bytes, and the same as words of eight bytes,
-    None where it is no whole number of them."""
-
-    start: int
-    end: int
-    bytes: torch.Tensor
-    words: torch.Tensor | None
-
-    def piece(self, address: int, length: int) -> torch.Tensor:
-        """Bytes of it; refused when they are not."""
-        if address + length > self.end:
-            raise outside(address)
-        return self.bytes[address - self.start : address - self.start + length]
-
-    def grid_of(self, tail: Tail) -> torch.Tensor:
-        """The bytes of ``tail``, which lies in it. In words where all of it lies on them: a GPU
-        zeroes those faster."""
-        start, word, view = tail.address - self.start, 1, self.bytes
-        on_words = (start | tail.layer_step | tail.run_step | tail.length) % 8 == 0
-        if self.words is not None and on_words:
-            word, view = 8, self.words
-        return view.as_strided(
-            (tail.layers, tail.runs, tail.length // word),
-            (tail.layer_step // word, tail.run_step // word, 1),
-            start // word,
-        )
-
-
-def _allocation_of(region: MemoryRegion, view: torch.Tensor) -> _Allocation:
-    words = None if len(view) % 8 else view.view(torch.int64)
-    return _Allocation(region.address, region.address + region.length_bytes, view, words)
-
-
-def outside(address: int) -> UnsupportedEngineError:
-    """The refusal to zero what is not ours."""
-    return UnsupportedEngineError("address to zero", "inside the cache", hex(address))
 
 
 def thread_setup(kv_caches: Mapping[str, torch.Tensor]) -> Callable[[], None]:

@@ -41,6 +41,7 @@ from hybridpd_connector.vllm_compat import (
     check_side_channel_host,
 )
 from hybridpd_connector.vllm_scratch import allocate_scratch
+from hybridpd_connector.vllm_zeroing import Zeroing
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
 
 logger = logging.getLogger(__name__)
@@ -216,7 +217,7 @@ def build_worker(
             memory.layout,
             memory.placement,
             memory.regions,
-            memory.zero,
+            Zeroing(memory.regions, memory.views),
             allocate_scratch(kv_caches) if settings.role != "producer" else None,
             summer,
         ),

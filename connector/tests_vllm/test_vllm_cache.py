@@ -20,8 +20,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from hybridpd_connector.agent_api import MemoryRegion
-from hybridpd_connector.tail_zeros import Tail, TailZeros
+from hybridpd_connector.tail_zeros import TailZeros
 from hybridpd_connector.vllm_cache import group_facts, read_cache, thread_setup
 from hybridpd_connector.vllm_compat import UnsupportedEngineError
 from hybridpd_geometry import GeometryError, Plane
@@ -130,42 +129,6 @@ def test_groups_as_the_scheduler_sees_them():
     facts = group_facts(Rank(state=state_spec(num_speculative_blocks=2)).config)
     assert [(item.kind, item.scratch_blocks) for item in facts] == [("state", 2), ("attention", 0)]
     assert facts[1].block_tokens == BLOCK_TOKENS
-
-
-def test_zeroing_touches_exactly_its_bytes():
-    rank = Rank()
-    rank.storage.fill_(1)
-    cache = rank.read()
-    base = rank.storage.data_ptr()
-    cache.zero([one_piece(base + 10, 5), one_piece(base + 100, 1)])
-    assert rank.storage.eq(0).nonzero().flatten().tolist() == [10, 11, 12, 13, 14, 100]
-    end = base + len(rank.storage)
-    for wrong in (one_piece(base - 1, 2), one_piece(end - 1, 2), one_piece(end, 1)):
-        rank.storage.fill_(1)
-        with pytest.raises(UnsupportedEngineError, match="inside the cache"):
-            cache.zero([wrong])
-        assert rank.storage.eq(1).all()
-
-
-def one_piece(address, length):
-    return Tail(address, 1, 0, 1, 0, length)
-
-
-@pytest.mark.parametrize("unit", [1, 8])
-@pytest.mark.parametrize("halves", [1, 2])
-def test_zeroing_a_grid_touches_exactly_its_pieces(halves, unit):
-    """In bytes and in words, in one allocation and with the layers in one each."""
-    storages = [torch.ones(2048 // halves, dtype=torch.int8) for _ in range(halves)]
-    storages.sort(key=torch.Tensor.data_ptr)
-    first, last = storages[0].data_ptr(), storages[-1].data_ptr()
-    step = last - first if halves == 2 else 1024
-    regions = [MemoryRegion(item.data_ptr(), len(item)) for item in storages]
-    views = tuple(item.view(torch.uint8) for item in storages)
-    cache = dataclasses.replace(Rank().read(), regions=tuple(regions), _bytes=views)
-    cache.zero([Tail(first + 16, 2, step, 3, 5 * unit, 2 * unit)])
-    found = torch.cat(storages).eq(0).nonzero().flatten().tolist()
-    piece = [16 + run * 5 * unit + at for run in range(3) for at in range(2 * unit)]
-    assert found == [layer * 1024 + at for layer in range(2) for at in piece]
 
 
 def test_the_tails_of_a_hybrid_cache_are_one_grid():
