@@ -189,14 +189,15 @@ class ConsumerRank:
             self._landed.clear()
             return LateReads(late, landed)
 
-    def renew(self, now: float) -> None:
-        """Send the renewals that are due; called by the ticker, whatever the engine is doing."""
+    def renew(self, now: float, stall: str = "") -> None:
+        """Send the renewals that are due; called by the ticker, whatever the engine is doing.
+        ``stall``: why none are to be sent, see ``stalls``."""
         with self._lock:
             if self._wants.idle(now):
                 return
             self._collect(now)
             self._wants.drop_left(now)
-            self._wants.send_due(now)
+            self._wants.send_due(now, stall)
             self._progress()
 
     def attend(self, meetings: Meetings, now: float) -> None:

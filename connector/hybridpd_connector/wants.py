@@ -7,6 +7,7 @@ is ready, and becomes worthless when P's lease has run out anyway.
 
 import collections
 import dataclasses
+import logging
 from collections.abc import Iterable
 
 from hybridpd_connector.agent_api import Agent
@@ -19,6 +20,8 @@ from hybridpd_connector.peers import Address, PeerManager
 from hybridpd_connector.request_blocks import parent_of
 from hybridpd_connector.seals import is_sealed
 from hybridpd_connector.transfer_params import RemotePrefill
+
+logger = logging.getLogger(__name__)
 
 RELEASED = "already_released"
 PEER_REFUSED = "peer_refused"
@@ -83,6 +86,7 @@ class Wants:
         self._unsent: dict[str, set[str]] = {}
         self._owed: dict[str, _Owed] = {}
         self._sent_until = 0.0
+        self._stalled = False
         self._left: list[tuple[Want, str]] = []
         self._lingering: collections.deque[tuple[float, Want, str]] = collections.deque()
 
@@ -160,9 +164,13 @@ class Wants:
             _, want, request_id = self._lingering.popleft()
             self._drop(want, request_id, now)
 
-    def send_due(self, now: float) -> None:
-        """Send releases that are owed and renewals that are due, as far as peers are ready."""
+    def send_due(self, now: float, stall: str = "") -> None:
+        """Send releases that are owed and renewals that are due, as far as peers are ready. With a
+        ``stall`` no renewals."""
         self._send_owed(now)
+        self._tell_stall(stall)
+        if stall:
+            return
         for engine_id, p_requests in self._leases.renewals(now).items():
             self._unsent.setdefault(engine_id, set()).update(p_requests)
         ready = self._peers.ready()
@@ -172,6 +180,17 @@ class Wants:
             messages = list(renewals(self._local.engine_id, p_requests_due))
             self._send(ready[engine_id], messages, now)
         self._reach_out(now)
+
+    def _tell_stall(self, stall: str) -> None:
+        if stall and self._leases.wanted and not self._stalled:
+            logger.warning(
+                "leases are not renewed until it goes on (%d prefills): %s",
+                self._leases.wanted,
+                stall,
+            )
+            self._stalled = True
+        elif not stall:
+            self._stalled = False
 
     def _reach_out(self, now: float) -> None:
         """Shake hands again with engines that are owed a renewal and are not ready."""

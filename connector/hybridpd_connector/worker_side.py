@@ -29,6 +29,7 @@ from hybridpd_connector.patience import Patience
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache
 from hybridpd_connector.peers import Address
 from hybridpd_connector.progress import Pump
+from hybridpd_connector.stalls import Progress
 from hybridpd_connector.sum_board import SumBoard, Summer, SumReader
 from hybridpd_connector.tail_zeros import Tail
 from hybridpd_connector.transfers import Transfers
@@ -184,6 +185,7 @@ class WorkerHalf:
         self._clock = clock
         self._stats = stats.Stats()
         self._step = 0
+        self._progress = Progress(settings.timeouts.read, clock())
         self._step_wait_seconds = settings.step_wait_seconds
         self._refused: dict[str, str] = {}
         self._peers: dict[str, int] = {}
@@ -282,6 +284,9 @@ class WorkerHalf:
         self._step = orders.step
         self.warmed_up()
         now = self._clock()
+        self._progress.stepped(now)
+        if orders.pins or orders.loads:
+            self._progress.began(now)
         if self._producer is not None:
             self._producer.pin(orders.pins, now)
         if self._consumer is not None:
@@ -301,7 +306,9 @@ class WorkerHalf:
         """Send the renewals that are due, and count the peers for ``take_stats``. The ticker's
         work; harmless at any other time."""
         if self._consumer is not None:
-            self._consumer.renew(self._clock())
+            now = self._clock()
+            holding = self._producer is not None and self._producer.held > 0
+            self._consumer.renew(now, self._progress.stall(now, holding=holding))
             if self._meetings is not None:
                 self._meetings.tick(self._clock())
                 self._consumer.attend(self._meetings, self._clock())
@@ -312,6 +319,7 @@ class WorkerHalf:
     def poll(self) -> tuple[TransferResults, dict[str, str]]:
         """What ended since the last call, and why loads failed and leases expired. One pass."""
         now = self._clock()
+        self._progress.stepped(now)
         sent, expired = _NOTHING_ENDED
         reasons, self._refused = self._refused, {}
         received = frozenset(reasons)
