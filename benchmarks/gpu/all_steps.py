@@ -180,8 +180,9 @@ class Session:
         print(f"{run.step.name:<20} begun", flush=True)
 
     def _ports(self, run: Run) -> str:
-        """A range of its own for each step: engines take their ports long after they are given."""
-        first = FIRST_PORT + STEP_PORTS * self.runs.index(run)
+        """A range of its own for each step, whatever call it is in: engines take their ports long
+        after they are given, and another call may run beside this one."""
+        first = FIRST_PORT + STEP_PORTS * STEPS.index(run.step)
         return f"{first}-{first + STEP_PORTS - 1}"
 
     def _look(self) -> None:

@@ -257,6 +257,15 @@ STEPS: tuple[Step, ...] = (
         f"load --concurrency 1 --no-colocated --warm --spin 0,1 --label awake {SMALL_LOAD}",
         tried=False,
     ),
+    load(
+        "load-alone",
+        "fleet-1-1",
+        "load --concurrency 1,8 --repeats 3 --requests 10 --input 100 --output 100 --no-colocated "
+        "--warm --alone decode,prefill",
+        70,
+        f"load --concurrency 1,2 --no-colocated --warm --alone decode,prefill {SMALL_LOAD}",
+        tried=False,
+    ),
     *(
         load(
             f"load-{clients}",

@@ -41,6 +41,7 @@ from typing import Any
 
 import aiohttp
 from pd_bursts import run_bursts
+from pd_gaps import TITLES, gaps_of
 from pd_load import Load, prompts_of
 from pd_report import BASE, OURS
 
@@ -50,6 +51,7 @@ from hybridpd_testkit.decode_steps import (
     head,
     line_of,
     percentile,
+    places_table,
     seen_in,
     steps_table,
 )
@@ -78,7 +80,7 @@ WHO = {BASE: "TracedUpstream", OURS: "TracedHybrid"}
 PARTS_REQUESTS = 30
 
 Moments = dict[str, float]
-"""Event -> seconds of one request; "per token" is a duration."""
+"""Event -> seconds of one request; "per token" and those of `pd_gaps` are durations."""
 
 Stretch = tuple[float, float]
 
@@ -97,15 +99,15 @@ async def one(
         response.raise_for_status()
         body["kv_transfer_params"] = (await response.json())["kv_transfer_params"]
     moments = {"answer": time.monotonic()}
-    body["stream"], last = True, 0.0
+    body["stream"], times = True, list[float]()
     async with session.post(f"{urls[1]}/v1/completions", json=body, headers=headers) as response:
         response.raise_for_status()
         async for line in response.content:
             if line.startswith(b"data: {"):
-                last = time.monotonic()
-                moments.setdefault("first token", last)
-    moments["per token"] = (last - moments["first token"]) / max(1, tokens - 1)
-    return moments
+                times.append(time.monotonic())
+    moments["first token"] = times[0]
+    moments["per token"] = (times[-1] - times[0]) / max(1, tokens - 1)
+    return moments | gaps_of(times)
 
 
 async def drive(urls: tuple[str, str], load: Load, prefix: str) -> dict[str, Moments]:
@@ -224,10 +226,13 @@ class Traced:
         for name, moments in client.items():
             tell(stages_table(f"{name}, concurrency {concurrency}", joined(moments, lines[name])))
         print(f"\nconcurrency {concurrency}")
-        per_token = {
-            name: [own["per token"] for own in moments.values()] for name, moments in client.items()
-        }
-        tell([head("client, ms", client), line_of("time per token", per_token, 1e3)])
+        tell([head("client, ms", client)])
+        for what, title in {"per token": "time per token", **TITLES}.items():
+            values = {
+                name: [own[what] for own in moments.values() if what in own]
+                for name, moments in client.items()
+            }
+            tell([line_of(title, values, 1e3)])
         self.tell_steps(lines, stretches)
         if OURS in self.urls:
             self.parts(concurrency)
@@ -236,7 +241,7 @@ class Traced:
         self, lines: dict[str, list[list[Any]]], stretches: dict[str, list[Stretch]]
     ) -> None:
         seen = {name: seen_in(lines[name], stretches[name]) for name in self.urls}
-        tell([*steps_table(seen), *calls_table(seen), self.cost(seen)])
+        tell([*steps_table(seen), *places_table(seen), *calls_table(seen), self.cost(seen)])
 
     def cost(self, seen: dict[str, Seen]) -> str:
         """What the lines themselves cost a step."""

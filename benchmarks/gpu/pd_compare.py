@@ -9,7 +9,8 @@ keeps what it has. Weights are random: this measures speed, not tokens.
 
 Our D is told where its P lives (`prefill_peers`), as the operator tells it, and so meets it before
 a request does; `--no-prefill-peers` leaves that out. With `--spin` each point is measured beside so
-many busy processes too (`spinners`): do sleeping cores make the difference?
+many busy processes too (`spinners`): do sleeping cores make the difference? With `--alone` one
+engine of each pair is asked like a plain one: does it, without any hand-over?
 
 With `--gpus` engines that do not fit beside each other wrap round: `--tp 1,2 --gpus 2` puts D on
 both GPUs and P on the first of them. `start` prints what the engines say of their pages.
@@ -19,6 +20,7 @@ both GPUs and P on the first of them. `start` prints what the engines say of the
     python benchmarks/gpu/pd_compare.py load --concurrency 8,32,128 --repeats 3
     python benchmarks/gpu/pd_compare.py load --concurrency 1 --repeats 3 --output 32
     python benchmarks/gpu/pd_compare.py load --concurrency 1 --spin 0,2,all --label awake --warm
+    python benchmarks/gpu/pd_compare.py load --concurrency 1 --alone decode,prefill --warm
     python benchmarks/gpu/pd_compare.py report
     python benchmarks/gpu/pd_compare.py stop
 """
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -41,10 +44,11 @@ from typing import Any
 import pd_report
 from engine_facts import engine_facts
 from handover_stages import MARK
-from pd_cpu import cpu_seconds
+from pd_cpu import cpu_seconds, scheduled
 from pd_load import Load, run_load
 from pd_models import write_model
 from spinners import count_of, spinning
+from start_logs import differences
 
 from hybridpd_testkit.engines import (
     SHIPPED,
@@ -160,6 +164,7 @@ def start(options: argparse.Namespace) -> int:
             continue
         up[engine.spec.name] = {"url": engine.url, "pid": engine.pid}
     tell_pages([engine for engine in engines if engine.spec.name in up])
+    print("\n".join(differences({e.spec.name: e.log_path for e in engines})), flush=True)
     (options.out / "engines.json.new").write_text(json.dumps({"engines": up}))
     (options.out / "engines.json.new").rename(options.out / "engines.json")
     while True:
@@ -282,17 +287,20 @@ class Fleet:
             )
             self.point(name, Load(8, 16, options.input, 16, 9))
 
-    def point(self, name: str, load: Load) -> dict[str, Any]:
-        """One measured point of one connector, or of the same engines as plain ones."""
+    def point(self, name: str, load: Load, alone: str = "") -> dict[str, Any]:
+        """One measured point of one connector, or of engines as plain ones: both, or one."""
         prefill, decode = self.pairs[pd_report.OURS if name == pd_report.COLOCATED else name]
         urls = prefill["url"], decode["url"]
         before, used = counters(urls[1]), [cpu_seconds(e["pid"]) for e in (prefill, decode)]
-        begun = time.perf_counter()
+        asked = prefill if alone == "prefill" else decode
+        turns, begun = scheduled(asked["pid"]), time.perf_counter()
         if name == pd_report.COLOCATED:
             result = asyncio.run(run_load(None, urls, load))
         else:
-            result = asyncio.run(run_load(urls[0], urls[1], load))
+            result = asyncio.run(run_load(None if alone else urls[0], asked["url"], load))
         wall = time.perf_counter() - begun
+        for what, count in scheduled(asked["pid"]).items():
+            result[f"core_{what}"] = round((count - turns.get(what, 0.0)) / wall, 5)
         for role, engine, earlier in zip(
             ("prefill", "decode"), (prefill, decode), used, strict=True
         ):
@@ -314,16 +322,18 @@ def load(options: argparse.Namespace) -> int:
         fleet.warm_up()
     spins = [count_of(part) for part in options.spin.split(",")]
     turn = failed = 0
+    clients = [int(part) for part in options.concurrency.split(",")]
+    points = [*itertools.product(options.alone.split(","), clients, spins)]
     for repeat in range(options.repeats):
-        points = [(int(part), spin) for part in options.concurrency.split(",") for spin in spins]
-        for concurrency, spin in points:
+        for alone, concurrency, spin in points:
             for name in names if turn % 2 == 0 else reversed(names):
                 requests = max(options.requests, concurrency * 3)
                 one = Load(concurrency, requests, options.input, options.output, 100 + repeat)
                 with spinning(spin):
-                    result = fleet.point(name, one)
+                    result = fleet.point(name, one, alone)
                 failed += result["failed"]
-                said = {"connector": name, "repeat": repeat, "spin": spin, "label": options.label}
+                label = f"{alone} alone" if alone else options.label
+                said = {"connector": name, "repeat": repeat, "spin": spin, "label": label}
                 fleet.write({"kind": "point", **said, **result})
             turn += 1
     return 1 if failed else 0
@@ -371,6 +381,7 @@ def main() -> int:
     )
     parser.add_argument("--concurrency", default="1,8,32,128")
     parser.add_argument("--spin", default="0", help="busy processes beside, all: one for each core")
+    parser.add_argument("--alone", default="", help="prefill or decode, or both: asked alone")
     parser.add_argument("--label", default="", help="points with another one are reported apart")
     parser.add_argument("--requests", type=int, default=100, help="per point, at least")
     parser.add_argument("--repeats", type=int, default=3)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from pd_gaps import EVENTS, by_place, gaps_of
 
 from hybridpd_testkit.pd_client import PREFILL_PARAMS
 
@@ -29,12 +30,15 @@ class Load:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one request. ``hand_over`` is prefill's answer to decode's first token."""
+    """Seconds of one request. ``hand_over`` is prefill's answer to decode's first token. ``gaps``
+    see `pd_gaps`."""
 
     first_token: float
     hand_over: float | None
     per_token: float
     tokens: int
+    events: int
+    gaps: dict[str, float]
 
 
 def prompts_of(load: Load) -> list[list[int]]:
@@ -60,7 +64,7 @@ async def one_request(
             body["kv_transfer_params"] = (await response.json())["kv_transfer_params"]
         answered = time.perf_counter()
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    first = last = 0.0
+    moments: list[float] = []
     count = 0
     async with session.post(f"{decode}/v1/completions", json=body) as response:
         response.raise_for_status()
@@ -73,10 +77,11 @@ async def one_request(
             if event.get("usage"):
                 count = event["usage"]["completion_tokens"]
             if event.get("choices"):
-                last = time.perf_counter()
-                first = first or last
+                moments.append(time.perf_counter())
+    first, last = (moments[0], moments[-1]) if moments else (0.0, 0.0)
     hand_over = first - answered if answered is not None else None
-    return Timing(first - started, hand_over, (last - first) / max(1, count - 1), count)
+    per_token = (last - first) / max(1, count - 1)
+    return Timing(first - started, hand_over, per_token, count, len(moments), gaps_of(moments))
 
 
 async def run_load(prefill: str | None, decode: str | Sequence[str], load: Load) -> dict[str, Any]:
@@ -111,16 +116,24 @@ async def run_load(prefill: str | None, decode: str | Sequence[str], load: Load)
         started, cpu = time.perf_counter(), time.process_time()
         await asyncio.gather(*(go(*item) for item in enumerate(prompts_of(load))))
         wall, cpu = time.perf_counter() - started, time.process_time() - cpu
+    tokens = sum(t.tokens for t in timings)
+    gaps = by_place(t.gaps for t in timings)
     return {
         "concurrency": load.concurrency,
         "requests": load.requests,
         "failed": len(failures),
         "why": failures[:2],
-        "tokens_per_second": round(sum(t.tokens for t in timings) / wall, 1),
+        "tokens_per_second": round(tokens / wall, 1),
         "client_cpu_share": round(cpu / wall, 2),
+        EVENTS: round(sum(t.events for t in timings) / max(1, tokens), 3),
         **percentiles("ttft", [t.first_token for t in timings]),
         **percentiles("tpot", [t.per_token for t in timings]),
         **percentiles("hand_over", [t.hand_over for t in timings if t.hand_over is not None]),
+        **{
+            key: ms
+            for place, values in gaps.items()
+            for key, ms in percentiles(place, values).items()
+        },
     }
 
 

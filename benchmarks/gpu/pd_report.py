@@ -13,6 +13,8 @@ COLOCATED = "colocated"
 
 Point = Mapping[str, Any]
 
+# Waits are for a core, of threads that could run. P's stand there where P is asked alone.
+
 # What a row is called, where it stands in a point, its factor, its digits.
 ROWS: tuple[tuple[str, tuple[str, ...], float, int], ...] = (
     ("output tokens/s", ("tokens_per_second",), 1, 0),
@@ -20,6 +22,11 @@ ROWS: tuple[tuple[str, tuple[str, ...], float, int], ...] = (
     ("TTFT p99, ms", ("ttft_p99_ms",), 1, 1),
     ("TPOT p50, ms", ("tpot_p50_ms",), 1, 2),
     ("TPOT p99, ms", ("tpot_p99_ms",), 1, 2),
+    ("2nd token p50, ms", ("gap_2_p50_ms",), 1, 2),
+    ("3rd token p50, ms", ("gap_3_p50_ms",), 1, 2),
+    ("later tokens p50, ms", ("gap_rest_p50_ms",), 1, 2),
+    ("longest of these p50, ms", ("gap_most_p50_ms",), 1, 2),
+    ("events per token", ("events_per_token",), 1, 3),
     ("hand-over p50, ms", ("hand_over_p50_ms",), 1, 2),
     ("hand-over p99, ms", ("hand_over_p99_ms",), 1, 2),
     ("MB per request", ("hybridpd_read_bytes_total", "vllm:nixl_bytes_transferred_sum"), 1e-6, 2),
@@ -36,6 +43,9 @@ ROWS: tuple[tuple[str, tuple[str, ...], float, int], ...] = (
     ("API server CPU of D, cores", ("decode_api_cpu",), 1, 2),
     ("engine core CPU of D, cores", ("decode_core_cpu",), 1, 2),
     ("API server CPU of P, cores", ("prefill_api_cpu",), 1, 2),
+    ("D's main threads wait, ms/s", ("core_main_wait",), 1e3, 2),
+    ("D's main threads run, times/s", ("core_main_turns",), 1, 0),
+    ("D's other threads, times/s", ("core_other_turns",), 1, 0),
 )
 
 

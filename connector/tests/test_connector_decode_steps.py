@@ -13,6 +13,7 @@ from hybridpd_testkit.decode_steps import (
     bucket,
     calls_table,
     durations,
+    places_table,
     seen_in,
     steps_table,
 )
@@ -108,3 +109,21 @@ def test_lines_are_read_back_while_they_are_written_and_a_full_file_takes_no_mor
     for _ in range(10):
         lines.write('["step",2]')
     assert dict(read_lines(tmp_path)) == {"A SCHEDULER": [["step", 1], ["step", 2], ["step", 2]]}
+
+
+def test_the_first_steps_behind_a_pause_are_told_by_place_with_the_calls_in_them():
+    def engine(second):
+        at = [1.0, 1.25, 1.25 + second, 2.25, 3.0]
+        steps = [step(moment, 1, goes_on=place > 0) for place, moment in enumerate(at)]
+        later = [step(moment + 9, 1, goes_on=place > 0) for place, moment in enumerate(at)]
+        calls = [["calls", 1.26, 0, 0.125, 0.0625, 0.0], ["calls", 10.26, 0, 0.125, 0.0625, 0.0]]
+        return seen_in([*steps, *later, *calls], ALWAYS)
+
+    lines = places_table({"in-tree": engine(0.5), "hybridpd": engine(0.25)})
+    rows = {line[:42].strip(): line[42:].split() for line in lines[1:]}
+    assert rows["step 1"] == ["250.00", "250.00", "2", "250.00", "250.00", "2", "1.000"]
+    assert rows["step 2"] == ["500.00", "500.00", "2", "250.00", "250.00", "2", "0.500"]
+    assert rows["worker's calls in step 2"][0] == "187.50"
+    assert rows["worker's calls in step 1"][0] == "0.00"
+    assert "step 5" not in rows, "the last step has no end"
+    assert places_table({"in-tree": seen_in([step(1.0, 1), step(2.0, 1)], ALWAYS)}) == []

@@ -224,6 +224,8 @@ def test_steps_beside_each_other_take_other_ports(play: Callable[..., Any]) -> N
     session = play(("a", 0, 0, {}), ("b", 0, 0, {}))
     a, b = (session._ports(run).split("-") for run in session.runs)
     assert int(a[0]) < int(a[1]) < int(b[0])
+    beside = play(("a", 0, 0, {}), ("b", 0, 0, {}), steps=["b"], again=True)
+    assert beside._ports(beside.runs[0]) == "-".join(b), "in another call too"
 
 
 def test_every_step_has_ports_below_those_of_outgoing_connections(modules: tuple[Any, Any]) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ PAUSED = "behind a pause"
 KINDS = (NONE, PAUSED, ONE, FEW, MANY, AFTER, FLYING)
 MANY_READS = 4
 FIRST_STEPS = 8
+PLACES = 5
+"""So many steps behind a pause are told by their place."""
 FEWEST = 5
 """A row of fewer steps is not printed: its p99 would be one step."""
 
@@ -97,6 +100,24 @@ def durations(seen: Seen) -> Durations:
     return found
 
 
+def by_place(seen: Seen) -> list[list[tuple[float, float]]]:
+    """(seconds, those of the connector's calls in the worker) of the first steps behind a pause, by
+    their place: those of a request, when it is the only one. With asynchronous scheduling a step is
+    scheduled while the one before still runs, so that the first ones look short."""
+    found: list[list[tuple[float, float]]] = [[] for _ in range(PLACES)]
+    calls = sorted(seen.calls)
+    moments = [call.at for call in calls]
+    for steps in seen.steps:
+        place = PLACES
+        for step, later in itertools.pairwise(steps):
+            place = place + 1 if step.goes_on else 0
+            if place < PLACES and step.requests and later.goes_on:
+                mine = calls[bisect_left(moments, step.at) : bisect_left(moments, later.at)]
+                own = sum(call.start + call.results + call.others for call in mine)
+                found[place].append((later.at - step.at, own))
+    return found
+
+
 def kind_of(step: Step, earlier: Step | None) -> str:
     """By the reads in it and before it. See the module."""
     if step.reads >= MANY_READS:
@@ -131,6 +152,18 @@ def steps_table(by_name: Mapping[str, Seen]) -> list[str]:
             title = f"{kind}, {least}-{most} requests" if least < most else f"{kind}, {most}"
             lines.append(line_of(title, rows, 1e3))
     return lines
+
+
+def places_table(by_name: Mapping[str, Seen]) -> list[str]:
+    """A line for each place behind a pause, and for the worker's calls in it."""
+    found = {name: by_place(seen) for name, seen in by_name.items()}
+    lines = [head("first steps behind a pause, ms", by_name)]
+    for at, title in enumerate(("step {}", "worker's calls in step {}")):
+        for place in range(PLACES):
+            row = {name: [both[at] for both in own[place]] for name, own in found.items()}
+            if any(row.values()):
+                lines.append(line_of(title.format(place + 1), row, 1e3))
+    return lines if lines[1:] else []
 
 
 def calls_table(by_name: Mapping[str, Seen]) -> list[str]:
