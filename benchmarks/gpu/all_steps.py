@@ -31,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import multicast
 from gpu_steps import STEPS, Step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -282,6 +283,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
             {}
             if options.device == "cpu"
             else {
+                **multicast.ENVIRONMENT,
                 "HYBRIDPD_CACHE": str(caches),
                 "TRITON_CACHE_DIR": str(caches / "triton"),
                 "FLASHINFER_WORKSPACE_BASE": str(caches / "flashinfer"),

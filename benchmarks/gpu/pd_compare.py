@@ -18,7 +18,6 @@ both GPUs and P on the first of them. `start` prints what the engines say of the
     export PYTHONPATH=SITE:connector:connector/testkit
     python benchmarks/gpu/pd_compare.py start --model nano64 --tp 1,1
     python benchmarks/gpu/pd_compare.py load --concurrency 8,32,128 --repeats 3
-    python benchmarks/gpu/pd_compare.py load --concurrency 1 --repeats 3 --output 32
     python benchmarks/gpu/pd_compare.py load --concurrency 1 --spin 0,2,all --label awake --warm
     python benchmarks/gpu/pd_compare.py load --concurrency 1 --alone decode,prefill --warm
     python benchmarks/gpu/pd_compare.py report
@@ -41,6 +40,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import multicast
 import pd_report
 from engine_facts import engine_facts
 from handover_stages import MARK
@@ -86,9 +86,7 @@ METRICS = (
 SMALL = "small"
 # Two engines share a GPU: each takes a fixed part for its cache, whatever the other one holds.
 SHARED_ARGUMENTS = "--gpu-memory-utilization 0.1 --kv-cache-memory-bytes"
-# Steps of up to so many requests run as CUDA graphs; larger ones never come up below that many
-# clients, and capturing their graphs is a good part of an engine's start.
-MOST_CLIENTS = 128
+MOST_CLIENTS = 128  # steps of more requests need no graphs, which take long to capture
 
 
 class FullEngine(Engine):
@@ -175,6 +173,7 @@ def specs_of(options: argparse.Namespace, checkpoint: Path) -> list[EngineSpec]:
     """P and D of each connector."""
     prefill_tp, decode_tp = (int(part) for part in options.tp.split(","))
     traced = {TRACE_VARIABLE: str(options.trace), MARK_VARIABLE: MARK} if options.trace else {}
+    shared = {**multicast.ENVIRONMENT, **traced}
     gpu, specs = 0, []
     for name in options.connectors.split(","):
         gpu = 0 if options.layout == "shared" else gpu
@@ -190,7 +189,7 @@ def specs_of(options: argparse.Namespace, checkpoint: Path) -> list[EngineSpec]:
                     role=role,
                     connector=(TRACED if options.trace else CONNECTORS)[name],
                     extra_config=meets if told else {},
-                    environment={"CUDA_VISIBLE_DEVICES": placed(gpu, tp, options.gpus), **traced},
+                    environment={"CUDA_VISIBLE_DEVICES": placed(gpu, tp, options.gpus), **shared},
                     place=Place(side_channel_port=port if role == "kv_producer" else None),
                 )
             )
@@ -202,7 +201,8 @@ def engine_arguments(options: argparse.Namespace) -> str:
     """Memory and graphs of the engines on GPUs."""
     if options.model == SMALL:
         return ""
-    graphs = json.dumps({"max_cudagraph_capture_size": MOST_CLIENTS}, separators=(",", ":"))
+    config = {"max_cudagraph_capture_size": MOST_CLIENTS, **multicast.COMPILATION}
+    graphs = json.dumps(config, separators=(",", ":"))
     memory = f"{SHARED_ARGUMENTS} {options.cache_bytes} " if options.layout == "shared" else ""
     return f"{memory}--compilation-config {graphs}"
 

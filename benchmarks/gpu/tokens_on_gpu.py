@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import multicast
 from engine_facts import engine_facts
 
 from hybridpd_testkit.checkpoint_families import FAMILIES
@@ -56,8 +57,9 @@ def gpu_spec(
         extra_config={"checksum": checksum},
         environment={
             "CUDA_VISIBLE_DEVICES": gpus,
-            # It takes no row of one number, which is what ranks add up for the norm of Falcon-H1.
-            "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+            # Also, FlashInfer's all-reduce takes no row of one number, which is what ranks add up
+            # for the norm of Falcon-H1.
+            **multicast.ENVIRONMENT,
             # Its sampler is built at the first start, which takes minutes.
             "VLLM_USE_FLASHINFER_SAMPLER": "0",
         },
