@@ -19,6 +19,7 @@ from hybridpd_connector.vllm_compat import (
     check_conv_layout,
 )
 from hybridpd_connector.vllm_layers import LayerBuilder, kind_of
+from hybridpd_connector.vllm_numerics import numerics_of
 from hybridpd_geometry import (
     ATTENTION,
     STATE,
@@ -109,6 +110,7 @@ def read_cache(
             spec_tokens=builder.spec_tokens,
             page_bytes=builder.page_bytes,
             layers=layers,
+            numerics=numerics_of(model),
         )
     )
     placement, regions, views = _place(kv_cache_config, kv_caches, layout, rank)

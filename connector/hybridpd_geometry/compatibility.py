@@ -90,6 +90,7 @@ def compare(ours: CacheLayout, theirs: CacheLayout) -> tuple[Mismatch, ...]:
 def _differences(ours: CacheLayout, theirs: CacheLayout) -> Iterator[Mismatch]:
     yield from _equal_fields(ours, theirs, _FATAL_FIELDS)
     yield from _revision(ours, theirs)
+    yield from _numerics(ours, theirs)
     if ours.has_state or theirs.has_state:
         yield from _equal_fields(ours, theirs, _STATE_FIELDS)
         yield from _opaque_conv(ours, theirs)
@@ -124,6 +125,19 @@ def _revision(ours: CacheLayout, theirs: CacheLayout) -> Iterator[Mismatch]:
         if known
         else "One side does not know its model revision.",
         "Pin the same --revision on both sides.",
+    )
+
+
+def _numerics(ours: CacheLayout, theirs: CacheLayout) -> Iterator[Mismatch]:
+    if None in (ours.numerics, theirs.numerics) or ours.numerics == theirs.numerics:
+        return
+    yield Mismatch(
+        "numerics",
+        ours.numerics,
+        theirs.numerics,
+        True,
+        "One engine computes other numbers than the other from the same weights.",
+        "Set the same --dtype, --quantization and --hf-overrides on both sides.",
     )
 
 

@@ -31,7 +31,11 @@ MAX_SPEC_TOKENS = 1024
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """One engine's cache: identity, settings and every layer. Sizes in tokens or bytes."""
+    """One engine's cache: identity, settings and every layer. Sizes in tokens or bytes.
+
+    ``numerics``: what the engine was told that changes the numbers it computes and no size; None
+    where that is not known.
+    """
 
     model_id: str
     revision: str | None
@@ -48,6 +52,7 @@ class CacheLayout:
     spec_tokens: int
     page_bytes: int
     layers: tuple[LayerGeometry, ...]
+    numerics: str | None = None
 
     @cached_property
     def by_name(self) -> dict[str, LayerGeometry]:
@@ -88,6 +93,7 @@ class CacheLayout:
             "spec_tokens": self.spec_tokens,
             "page_bytes": self.page_bytes,
             "layers": [layer_to_dict(layer) for layer in self.layers],
+            "numerics": self.numerics,
         }
 
     @classmethod
@@ -110,6 +116,7 @@ class CacheLayout:
             spec_tokens=reader.integer("spec_tokens", 0, MAX_SPEC_TOKENS),
             page_bytes=reader.integer("page_bytes", 1, MAX_BYTES),
             layers=tuple(layer_from_reader(item) for item in reader.objects("layers", MAX_LAYERS)),
+            numerics=reader.optional_text("numerics"),
         )
         reader.done()
         return check_layout(layout)

@@ -19,12 +19,16 @@ from hybridpd_geometry import (
     tp_problems,
 )
 
-BASE = layout_of(NANO, EngineFacts(2), "org/nano", revision="abc", vllm_version="0.32.0")
+BASE = replace(
+    layout_of(NANO, EngineFacts(2), "org/nano", revision="abc", vllm_version="0.32.0"),
+    numerics="dtype bfloat16",
+)
 
 
 def engine(model: ModelFacts = NANO, tp: int = 2, **changes: object) -> CacheLayout:
     facts = replace(EngineFacts(tp), **changes)  # type: ignore[arg-type]
-    return layout_of(model, facts, "org/nano", revision="abc", vllm_version="0.32.0")
+    layout = layout_of(model, facts, "org/nano", revision="abc", vllm_version="0.32.0")
+    return replace(layout, numerics=BASE.numerics)
 
 
 def fatal(found: tuple[Mismatch, ...]) -> list[str]:
@@ -42,6 +46,7 @@ def test_equal_engines_have_no_difference() -> None:
         (replace(BASE, vllm_version="0.31.0"), ["vllm_version"]),
         (replace(BASE, model_id="org/other"), ["model_id"]),
         (replace(BASE, revision="def"), ["revision"]),
+        (replace(BASE, numerics="dtype float16"), ["numerics"]),
         (engine(kv_dtype="float32"), ["kv_dtype", "sections", "planes"]),
         # Two dtypes of one width: no size differs, the bytes still mean something else.
         (engine(kv_dtype="float16"), ["kv_dtype"]),
@@ -74,6 +79,8 @@ def test_what_forbids_a_pair(theirs: CacheLayout, fields: list[str]) -> None:
         (engine(block_size=4192), {"block_tokens", "kernel_block_tokens"}),
         (engine(kernel_block_tokens=16), {"kernel_block_tokens"}),
         (replace(BASE, revision=None), {"revision"}),
+        # What plans ahead of the engines does not know it.
+        (replace(BASE, numerics=None), set()),
     ],
 )
 def test_what_is_reported_and_allowed(theirs: CacheLayout, fields: set[str]) -> None:

@@ -25,7 +25,10 @@ def strangers(pool):
             "rev-d",
             checkpoint,
             role="kv_consumer",
-            arguments=("--revision", "two", "--dtype", "bfloat16"),
+            arguments=(
+                *("--revision", "two", "--dtype", "bfloat16"),
+                *("--hf-overrides", '{"layer_norm_epsilon": 0.5}'),
+            ),
             environment={"VLLM_SSM_CONV_STATE_LAYOUT": "SD"},
         ),
     ) as engines:
@@ -44,6 +47,7 @@ def refusal(pair):
     ("difference", "way_out"),
     [
         ("revision is two here and one there", "Pin the same --revision on both sides."),
+        ('bfloat16, hf_overrides {"layer_norm_epsilon":0.5} here and ', "Set the same --dtype, "),
         ("kv_dtype is bfloat16 here and float32 there", "Set the same --kv-cache-dtype"),
         ("conv_dtype is bfloat16 here and float32 there", "Set the same --mamba-cache-dtype"),
         ("conv_layout is SD here and DS there", "Set VLLM_SSM_CONV_STATE_LAYOUT=DS on both sides."),

@@ -1,0 +1,62 @@
+"""What two engines were told that changes numbers: equal texts for equal engines, else others."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from hybridpd_connector.vllm_numerics import MAX_SHOWN_CHARS, numerics_of
+
+
+class Dtype:
+    def __str__(self):
+        return "torch.bfloat16"
+
+
+class Opaque:
+    __slots__ = ()
+
+
+@dataclasses.dataclass
+class Quantized:
+    linear: object
+    ignore: list
+
+
+def shorten(config):
+    return config
+
+
+def model(**more):
+    told = {"dtype": Dtype(), "quantization": None, "hf_overrides": {}, "hf_config_path": None}
+    return SimpleNamespace(**{**told, **more})
+
+
+def test_an_engine_that_was_told_nothing():
+    assert numerics_of(model()) == "dtype bfloat16"
+    assert numerics_of(SimpleNamespace(dtype="torch.float16")) == "dtype float16"
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"quantization": "fp8"}, "quantization fp8"),
+        ({"hf_overrides": {"b": 1, "a": {"c": 2}}}, 'hf_overrides {"a":{"c":2},"b":1}'),
+        ({"hf_overrides": shorten}, 'hf_overrides "shorten"'),
+        ({"hf_config_path": "/other"}, "hf_config_path /other"),
+        (
+            {"quantization_config": Quantized(Quantized(None, []), ["head"])},
+            'quantization_config {"ignore":["head"],"linear":{"ignore":[],"linear":null}}',
+        ),
+        ({"quantization_config": Opaque()}, 'quantization_config "Opaque"'),
+    ],
+)
+def test_what_an_engine_was_told_is_named(more, told):
+    assert numerics_of(model(**more)) == f"dtype bfloat16, {told}"
+
+
+def test_long_texts_are_cut_and_still_told_apart():
+    one, other = ({"rope": [0] * 1000 + [last]} for last in (1, 2))
+    texts = {numerics_of(model(hf_overrides=item)) for item in (one, other)}
+    assert len(texts) == 2
+    assert max(map(len, texts)) < MAX_SHOWN_CHARS + 80
