@@ -105,6 +105,8 @@ async def one(
         async for line in response.content:
             if line.startswith(b"data: {"):
                 times.append(time.monotonic())
+    if not times:
+        raise aiohttp.ClientPayloadError("an answer without a token")
     moments["first token"] = times[0]
     moments["per token"] = (times[-1] - times[0]) / max(1, tokens - 1)
     return moments | gaps_of(times)
