@@ -42,6 +42,9 @@ from hybridpd_testkit.processes import PORTS_VARIABLE, die_with_parent  # noqa: 
 
 GRACE_SECONDS = 15.0
 LOOK_SECONDS = 0.2
+# A step that is not done so long after the call's end is for the next one: whoever lends the
+# machine ends the call by force otherwise, and what the step has said so far is lost.
+OVERTIME_SECONDS = 10.0
 FIRST_PORT, STEP_PORTS = 20000, 200
 MOST_FILE_BYTES = 15 << 20
 CACHE_PARTS = 2  # beside six text files
@@ -195,6 +198,8 @@ class Session:
                 self._end(run, OK if code == 0 else FAILED, "" if code == 0 else f"exit {code}")
             elif time.monotonic() - run.begun > run.step.limit_seconds:
                 self._end(run, HANGS, f"after {run.step.limit_seconds} s")
+            elif time.monotonic() > self.ends + OVERTIME_SECONDS:
+                self._end(run, LEFT, "not done when this call ended")
         time.sleep(LOOK_SECONDS)
 
     def _end(self, run: Run, result: str, why: str) -> None:

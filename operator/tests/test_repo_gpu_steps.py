@@ -113,6 +113,21 @@ def test_a_step_that_hangs_is_ended(
     assert time.monotonic() - begun < 1800
 
 
+def test_a_step_that_outlasts_its_call_is_left_for_the_next_one(
+    play: Callable[..., Any],
+    modules: tuple[Any, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(modules[0], "OVERTIME_SECONDS", 0)
+    session = play(("a", 3600, 0, {"seconds": 1}), ("b", 0, 0, {"seconds": 600}), seconds=2)
+    assert results(session) == {"a": "left", "b": "left"}
+    text = (tmp_path / "out" / "all.txt").read_text()
+    assert "left not done when this call ended" in text
+    rows = (("a", 0, 0, {}),)
+    assert results(play(*rows)) == {"a": "ok"}
+
+
 def test_a_child_of_a_step_that_hangs_ends_too(modules: tuple[Any, Any], tmp_path: Path) -> None:
     """As an engine does, it has a session of its own and does not listen."""
     import subprocess
