@@ -31,7 +31,7 @@ else:
 
 from hybridpd_connector.closing import close_within
 from hybridpd_connector.metadata import NO_ORDERS, RequestFacts, StepOrders
-from hybridpd_connector.vllm_compat import check_engine
+from hybridpd_connector.vllm_compat import check_engine, names_items_by_content
 from hybridpd_connector.vllm_metrics import HybridPromMetrics, HybridStats, stats_from
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerHalf | None = None
         self._reasons: dict[str, str] = {}
+        self._by_content = names_items_by_content(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
             from hybridpd_connector import vllm_engine
 
@@ -135,7 +136,9 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     # --- scheduler ----------------------------------------------------------------------------
 
     def on_new_request(self, request: Any) -> None:
-        if request.kv_transfer_params and self._half.on_new_request(facts_of(request)):
+        if not request.kv_transfer_params:
+            return
+        if self._half.on_new_request(facts_of(request, by_content=self._by_content)):
             drop_last_token(request)
 
     def get_num_new_matched_tokens(
@@ -294,16 +297,19 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
             self._rank.absorb(metadata.orders)
 
 
-def facts_of(request: Any) -> RequestFacts:
-    """What the scheduler half needs to know of a vLLM request."""
+def facts_of(request: Any, *, by_content: bool = True) -> RequestFacts:
+    """What the scheduler half needs to know of a vLLM request. ``by_content``: the names of its
+    items tell one from another; without that such a prompt is like one of embeddings."""
     embedded = getattr(request, "prompt_embeds", None) is not None
+    items = items_of(request)
+    alike = embedded or (bool(items) and not by_content)
     return RequestFacts(
         request_id=request.request_id,
         prompt_tokens=request.num_prompt_tokens,
-        token_ids=None if embedded else request.prompt_token_ids,
+        token_ids=None if alike else request.prompt_token_ids,
         params=request.kv_transfer_params,
         lora=request.lora_request.lora_name if request.lora_request else "",
-        multimodal=items_of(request),
+        multimodal=items,
         cache_salt=getattr(request, "cache_salt", None) or "",
         reads_cache=not request.get_skip_reading_prefix_cache(),
     )

@@ -39,6 +39,7 @@ from hybridpd_connector.vllm_compat import (
     check_names,
     check_seconds,
     check_side_channel_host,
+    names_items_by_content,
 )
 from hybridpd_connector.vllm_scratch import allocate_scratch
 from hybridpd_connector.vllm_zeroing import Zeroing
@@ -96,6 +97,7 @@ class SchedulerSide:
         self._responder = Responder(self.identity.engine_id)
         self._server: Server | None = None
         tell_about_unproven(vllm_config)
+        tell_about_items(vllm_config)
         keys = key_file_of(vllm_config)
         tell_about_keys(keys)
         if self.identity.produces:
@@ -183,6 +185,16 @@ def tell_about_unproven(vllm_config: Any) -> None:
     """What `check_settings` has let pass on demand must not be forgotten."""
     for name in vllm_config.kv_transfer_config.get_from_extra_config("unproven", ()):
         logger.warning("%s is carried although no test has shown its tokens right", name)
+
+
+def tell_about_items(vllm_config: Any) -> None:
+    """Requests with images will be computed on decode engines, and nobody would know why."""
+    if not names_items_by_content(vllm_config):
+        logger.warning(
+            "prompts with images or other items are not handed over: with --mm-processor-cache-gb "
+            "0 and --no-enable-prefix-caching vLLM does not name items by their content; leave one "
+            "of the two out"
+        )
 
 
 def checksum_every_of(vllm_config: Any) -> int:
