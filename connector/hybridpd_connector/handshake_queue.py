@@ -68,7 +68,9 @@ class HandshakeQueue(Generic[A]):
     def count_request(self, engine_id: str) -> None:
         """One more request asks for this engine."""
         with self._lock:
-            _remember(self._requests, engine_id, self._requests.get(engine_id, 0) + 1)
+            if _remember(self._requests, engine_id, self._requests.get(engine_id, 0) + 1):
+                # Whoever was forgotten may wait, and be the last in line from now on.
+                self._lowest = None
 
     def put(self, engine_id: str, address: A, attempt: int) -> None:
         """A handshake is due; ``attempt`` is its number."""
@@ -152,8 +154,11 @@ class HandshakeQueue(Generic[A]):
         return *self._rank_of(turn.engine_id, turn.address), -turn.order
 
 
-def _remember(memory: "collections.OrderedDict[K, W]", key: K, value: W) -> None:
+def _remember(memory: "collections.OrderedDict[K, W]", key: K, value: W) -> bool:
+    """True: another key was forgotten for it."""
     memory[key] = value
     memory.move_to_end(key)
-    if len(memory) > MAX_REMEMBERED:
-        memory.popitem(last=False)
+    if len(memory) <= MAX_REMEMBERED:
+        return False
+    memory.popitem(last=False)
+    return True

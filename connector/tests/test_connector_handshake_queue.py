@@ -238,3 +238,15 @@ def test_an_address_that_has_answered_waits_for_no_hole(holes):
     for _ in range(2 * HOLES):
         holes.given_up.release()
     manager.close()
+
+
+def test_who_is_last_in_line_may_be_forgotten(turns):
+    """Requests for it no longer count then, and others come before it that did not."""
+    put(turns, "last", requests=3)
+    turns.count_request("other")
+    assert not turns.may_come_first("other", "other")
+    for name in range(MAX_REMEMBERED):
+        turns.count_request(f"made up {name}")
+    turns.count_request("other")
+    assert turns.may_come_first("other", "other")
+    assert turns.give_way("other", "other").engine_id == "last"
