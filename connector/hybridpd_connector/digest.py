@@ -3,22 +3,28 @@
 P states the digest of the tokens it prefilled; D computes its own and compares before it claims a
 single token. The encoding is length-prefixed, so no two different inputs give the same bytes:
 
-    "hybridpd-prompt-2" | n tokens | 4 | each id as uint32 | lora | n items | each item | cache salt
-    "hybridpd-prompt-2" | n tokens | 0 | ids as text       | lora | ...
+    "hybridpd-prompt-3" | n tokens | bytes of ids | ids as MessagePack | lora | n items | each item
+                        | cache salt
+    "hybridpd-prompt-3" | n tokens | -1           | ids as text        | lora | ...
 
-The second form is for ids that are no uint32: hexadecimal, with commas. Integers are little-endian,
-int64 where nothing else is said; texts are UTF-8 after their length. Change the tag when the
-encoding changes, and ``transfer_params.VERSION`` with it: P and D of different versions must never
-agree by accident.
+MessagePack: integers one after the other, each in its shortest form, which is made in half the time
+that bytes of equal length take. The second form is for ids beyond 64 bits: hexadecimal, with
+commas. Integers are little-endian int64 where nothing else is said; texts are UTF-8 after their
+length. Change the tag when the encoding changes, and ``transfer_params.VERSION`` with it: P and D
+of different versions must never agree by accident.
 """
 
 import hashlib
+import operator
 import struct
 from collections.abc import Sequence
 
-_TAG = b"hybridpd-prompt-2"
-_ID_BYTES = 4
+import msgspec
+
+_TAG = b"hybridpd-prompt-3"
+_TEXT_FORM = -1
 _HEAD = struct.Struct(f"<{len(_TAG)}sqq")
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def prompt_digest(
@@ -37,25 +43,43 @@ def prompt_digest(
     has none.
     """
     count = len(token_ids) if tokens is None else min(tokens, len(token_ids))
-    id_bytes = _ID_BYTES
     try:
-        # Most of the cost: one call for all ids, no copy of the list.
-        ids = struct.Struct(f"<{len(token_ids)}I").pack(*token_ids)[: _ID_BYTES * count]
-    except struct.error:
-        id_bytes, ids = _odd_ids(token_ids[:count])
+        ids = _packed(token_ids, count)
+        size = len(ids)
+    except (OverflowError, TypeError):
+        size, ids = _odd_ids(token_ids[:count])
     context = _NO_CONTEXT
     if lora or multimodal or cache_salt:
         context = _context(lora, multimodal, cache_salt)
-    head = _HEAD.pack(_TAG, count, id_bytes)
+    head = _HEAD.pack(_TAG, count, size)
     return hashlib.sha256(b"".join((head, ids, context))).hexdigest()
 
 
+def _packed(token_ids: Sequence[int], count: int) -> bytes:
+    """The first ``count`` ids. Most of the cost: one call for all, no copy of the list."""
+    packed = _encode(token_ids)
+    end, length = len(packed), len(token_ids)
+    if count < length:
+        end -= len(_encode(token_ids[count:])) - _array_head(length - count)
+    return packed[_array_head(length) : end]
+
+
+def _array_head(length: int) -> int:
+    """Bytes before the first element of a MessagePack array."""
+    if length < 16:
+        return 1
+    return 3 if length < 1 << 16 else 5
+
+
 def _odd_ids(token_ids: Sequence[int]) -> tuple[int, bytes]:
-    """(bytes of an id, ids) when not all are uint32; what is behind the prefix does not count."""
+    """(size to state, ids) of another kind of sequence or of integers, or of huge ones; what is
+    behind the prefix does not count."""
+    plain = [*map(operator.index, token_ids)]
     try:
-        return _ID_BYTES, struct.pack(f"<{len(token_ids)}I", *token_ids)
-    except struct.error:
-        return 0, _text(",".join(f"{token:x}" for token in token_ids))
+        ids = _packed(plain, len(plain))
+    except OverflowError:
+        return _TEXT_FORM, _text(",".join(f"{token:x}" for token in plain))
+    return len(ids), ids
 
 
 def _context(lora: str, multimodal: Sequence[str], cache_salt: str) -> bytes:

@@ -6,7 +6,7 @@ vllm-router and the llm-d sidecar relay verbatim; ours are under ``hybridpd``.
 
     router -> P   {"do_remote_decode": true, "do_remote_prefill": false, ...: null}
     P -> D        {"do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": ...,
-                   "hybridpd": {"v": 2, "tokens": N-1, "digest": hex, "lease_seconds": s,
+                   "hybridpd": {"v": 3, "tokens": N-1, "digest": hex, "lease_seconds": s,
                                 "sequence": n, "seal": hex}}
 """
 
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 from hybridpd_connector.errors import ParamsError
 
-VERSION = 2
-"""2: the digest is of ids in four bytes each. 1: in eight."""
+VERSION = 3
+"""3: the digest is of ids as MessagePack. 2: in four bytes each. 1: in eight."""
 MAX_TEXT = 512
 MAX_GROUPS = 64
 MAX_BLOCKS = 1 << 20

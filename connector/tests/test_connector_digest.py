@@ -1,5 +1,10 @@
 """The digest: every input counts, none runs into its neighbour, and the value never changes."""
 
+import hashlib
+import struct
+
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +12,8 @@ from hypothesis import strategies as st
 from hybridpd_connector.digest import prompt_digest
 
 # Ids that fit the short form, and some that do not.
-ids = st.integers(0, 2**32 - 1) | st.sampled_from([-1, 2**32, 2**63, -(2**70)])
+ids = st.integers(0, 2**32 - 1) | st.sampled_from([-1, 127, 128, 255, 256, 65535, 65536, 2**32,
+                                                   2**63, 2**64 - 1, 2**64, -(2**70)])  # fmt: skip
 id_lists = st.lists(ids, max_size=6)
 inputs = st.tuples(
     id_lists,
@@ -42,7 +48,7 @@ def test_ids_behind_the_prefix_do_not_count(prefix, more, behind):
         (([1], "", ["a"], "b"), ([1], "", ["a", "b"], "")),
         (([1], "x", [], ""), ([1], "", [], "x")),
         (([2**32, 1], "", [], ""), ([2**32 + 1], "", [], "")),
-        (([0x31303030, 0x2C303030], "", [], ""), ([2**32], "", [], "")),
+        (([*b"10000000000000000"], "", [], ""), ([2**64], "", [], "")),
     ],
     ids=[
         "a zero token",
@@ -61,9 +67,21 @@ def test_neighbouring_fields_do_not_run_together(ours, theirs):
 def test_the_value_is_part_of_the_wire_format():
     # P and D may run on different machines and Python versions: this value must not move.
     value = prompt_digest([1, 2, 3], lora="l", multimodal=["m"], cache_salt="s")
-    assert value == "f26439d9cbfc237711d9783da5d80611a0bda880ab9425e4f4859ca78d007643"
+    assert value == "6682bfe73bcc83d0e9bb5c0f4dac434ab3cc249b8135ab33118c98781cacef61"
 
 
-def test_any_sequence_of_ids_will_do():
+@pytest.mark.parametrize("count", [0, 1, 14, 15, 16, 17, 65534, 65535, 65536, 65537])
+@pytest.mark.parametrize("behind", [[], [5], [70000, 2**40], [2**70], [1] * 17])
+def test_the_length_of_the_list_is_not_in_its_bytes_twice(count, behind):
+    prompt = [token % 300 for token in range(count)]
+    encoded = b"".join(map(msgspec.msgpack.encode, prompt))
+    tag, no_context = b"hybridpd-prompt-3", bytes(24)
+    written = tag + struct.pack("<qq", count, len(encoded)) + encoded + no_context
+    assert prompt_digest(prompt + behind, count) == hashlib.sha256(written).hexdigest()
+
+
+def test_any_sequence_of_integers_will_do():
     assert prompt_digest((1, 2)) == prompt_digest([1, 2])
     assert prompt_digest(range(3)) == prompt_digest([0, 1, 2])
+    assert prompt_digest(np.array([1, 2])) == prompt_digest([1, 2])
+    assert prompt_digest([np.int64(1), 2, 9], 2) == prompt_digest([1, 2])
