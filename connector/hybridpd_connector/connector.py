@@ -138,25 +138,28 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     def on_new_request(self, request: Any) -> None:
         if not request.kv_transfer_params:
             return
-        if self._half.on_new_request(facts_of(request, by_content=self._by_content)):
+        if self._side.half.on_new_request(facts_of(request, by_content=self._by_content)):
             drop_last_token(request)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        tokens = self._half.external_tokens(request.request_id, num_computed_tokens)
+        half = self._side.half
+        tokens = half.decode.external_tokens(request.request_id, num_computed_tokens)
         return tokens, tokens > 0
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         return self._side.group_ids
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        side, request_id = self._side, request.request_id
+        if not side.half.decode.owns(request_id):
+            return
         ids: Sequence[Sequence[int]] = ()
         if num_external_tokens > 0:
-            ids = self._side.select(blocks.get_block_ids())
-        self._half.on_allocated(
-            request.request_id, ids, num_external_tokens, cached_tokens_of(request)
-        )
+            ids = side.select(blocks.get_block_ids())
+        cached = cached_tokens_of(request)
+        side.half.on_allocated(request_id, ids, num_external_tokens, cached)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         orders = self._half.build_orders()
@@ -185,11 +188,12 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
+        side = self._side
         completed = request.status.name in COMPLETED
-        return self._half.on_finished(
+        return side.half.on_finished(
             request.request_id,
             request.num_computed_tokens if completed else None,
-            self._side.select(block_ids),
+            side.select(block_ids),
         )
 
     def request_finished(
@@ -301,17 +305,18 @@ def facts_of(request: Any, *, by_content: bool = True) -> RequestFacts:
     """What the scheduler half needs to know of a vLLM request. ``by_content``: the names of its
     items tell one from another; without that such a prompt is like one of embeddings."""
     embedded = getattr(request, "prompt_embeds", None) is not None
-    items = items_of(request)
+    items, lora = items_of(request), request.lora_request
     alike = embedded or (bool(items) and not by_content)
+    # In the order of the fields: names would make it take twice as long.
     return RequestFacts(
-        request_id=request.request_id,
-        prompt_tokens=request.num_prompt_tokens,
-        token_ids=None if alike else request.prompt_token_ids,
-        params=request.kv_transfer_params,
-        lora=request.lora_request.lora_name if request.lora_request else "",
-        multimodal=items,
-        cache_salt=getattr(request, "cache_salt", None) or "",
-        reads_cache=not request.get_skip_reading_prefix_cache(),
+        request.request_id,
+        request.num_prompt_tokens,
+        None if alike else request.prompt_token_ids,
+        request.kv_transfer_params,
+        lora.lora_name if lora else "",
+        items,
+        getattr(request, "cache_salt", None) or "",
+        not request.get_skip_reading_prefix_cache(),
     )
 
 

@@ -24,7 +24,7 @@ BAD_BLOCKS = "bad_blocks"
 CLAIM_CUT = "claim_cut"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Decoded:
     """A request of the decode side. ``tokens``: how many it would load, N-1 or 0. ``claimed``: the
     latest answer to vLLM's lookup, which an allocation follows. ``detail``: of the refusal, or what
@@ -81,12 +81,13 @@ class DecodeSide:
             self._requests[facts.request_id] = _refused(tokens, error)
             return
         refusal, detail = self._difference(facts, remote) if loads else ("", "")
-        self._requests[facts.request_id] = _Decoded(tokens, remote, refusal, detail=detail)
+        request_id = facts.request_id
+        self._requests[request_id] = _Decoded(tokens, remote, refusal, "", detail)
         if remote.tokens > 0:
-            if facts.request_id in self._leaves:
+            if request_id in self._leaves:
                 # An id that was aborted comes again: the ranks replace the earlier interest.
-                self._leaves.remove(facts.request_id)
-            self._interests.append(Interest(facts.request_id, remote))
+                self._leaves.remove(request_id)
+            self._interests.append(Interest(request_id, remote))
 
     def refuse(self, facts: RequestFacts, error: ParamsError) -> None:
         """A request whose role cannot be told: it fails the way a failed load does."""
@@ -115,7 +116,8 @@ class DecodeSide:
         item = self._requests.get(request_id)
         if item is None or item.state is not Decode.WAITING:
             return 0
-        item.claimed = max(0, item.tokens - computed_tokens)
+        claimed = item.tokens - computed_tokens
+        item.claimed = claimed if claimed > 0 else 0
         return item.claimed
 
     def allocated(
@@ -134,7 +136,7 @@ class DecodeSide:
         item = self._requests[request_id]
         if external_tokens == 0:
             waited, failed = item.state is Decode.WAITING, item.state is Decode.RECOMPUTE
-            self._move(request_id, DecodeEvent.SKIP)
+            self._move(request_id, item, DecodeEvent.SKIP)
             if waited and item.holds_lease:
                 self._leaves.append(request_id)
             ignored = waited and item.tokens == 0 and item.holds_lease
@@ -143,8 +145,9 @@ class DecodeSide:
             if failed or ignored or short:
                 self._stats.count(stats.RECOMPUTED_REQUESTS)
             return
-        self._move(request_id, DecodeEvent.LOAD)
-        refusal, blocks = item.refusal, tuple[tuple[int, ...], ...]()
+        self._move(request_id, item, DecodeEvent.LOAD)
+        refusal = item.refusal
+        blocks: tuple[tuple[int, ...], ...] = ()
         if not refusal and external_tokens != item.claimed:
             # A state stands for all its tokens: it cannot be used for fewer.
             refusal = CLAIM_CUT
@@ -181,7 +184,7 @@ class DecodeSide:
         item = self._requests.get(request_id)
         if item is None or item.state not in (Decode.LOADING, Decode.LEAVING):
             return
-        self._move(request_id, DecodeEvent.FAILED if failed else DecodeEvent.RECEIVED)
+        self._move(request_id, item, DecodeEvent.FAILED if failed else DecodeEvent.RECEIVED)
         if not failed:
             self._stats.count(stats.LOADS)
         elif item.failure != ABORTED:
@@ -199,7 +202,7 @@ class DecodeSide:
         """The request is over: answered, aborted or failed."""
         item = self._requests[request_id]
         before = item.state
-        self._move(request_id, DecodeEvent.FINISH)
+        self._move(request_id, item, DecodeEvent.FINISH)
         if before is Decode.WAITING and item.holds_lease:
             self._leaves.append(request_id)
         elif before is Decode.LOADING:
@@ -211,20 +214,19 @@ class DecodeSide:
 
     def take_orders(self, step: int, pins: tuple[Pin, ...]) -> StepOrders:
         orders = StepOrders(
-            step=step,
-            pins=pins,
-            interests=tuple(self._interests),
-            leaves=tuple(self._leaves),
-            aborts=tuple(self._aborts),
-            loads=tuple(self._loads),
-            abandons=tuple(self._abandons),
+            step,
+            pins,
+            tuple(self._interests),
+            tuple(self._leaves),
+            tuple(self._aborts),
+            tuple(self._loads),
+            tuple(self._abandons),
         )
         for queue in self._queues:
             queue.clear()
         return orders
 
-    def _move(self, request_id: str, event: DecodeEvent) -> None:
-        item = self._requests[request_id]
+    def _move(self, request_id: str, item: _Decoded, event: DecodeEvent) -> None:
         item.state = next_decode(item.state, event)
         if item.state is Decode.GONE:
             del self._requests[request_id]

@@ -30,7 +30,6 @@ _encode = msgspec.msgpack.Encoder().encode
 def prompt_digest(
     token_ids: Sequence[int],
     tokens: int | None = None,
-    *,
     lora: str = "",
     multimodal: Sequence[str] = (),
     cache_salt: str = "",

@@ -4,15 +4,13 @@ Every rank of an engine receives the same orders. They are numbered, because vLL
 metadata more than once; a step that is seen again is ignored as a whole.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hybridpd_connector.transfer_params import RemotePrefill
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupFacts:
+class GroupFacts(NamedTuple):
     """One transferable KV-cache group: ``kind`` is "attention" or "state".
 
     ``block_tokens``: tokens of a logical block. ``scratch_blocks``: speculative slots that vLLM

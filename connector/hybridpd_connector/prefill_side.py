@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 Answer = dict[str, Any]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Prefilled:
     """A request of the prefill side. ``tokens`` is 0 when there is nothing to hand over.
     ``expired``: what the first rank whose lease ran out said of it."""
@@ -73,13 +73,13 @@ class PrefillSide:
         """The prefill ended. (keep its blocks, kv_transfer_params of the answer)."""
         item = self._requests[request_id]
         if computed_tokens is None:
-            self._move(request_id, PrefillEvent.DROP)
+            self._move(request_id, item, PrefillEvent.DROP)
             return False, None
         parent = parent_of(request_id)
         shared = self._answers.get((parent, item.digest)) if parent and item.tokens else None
         if shared is not None:
             # n > 1: the client gets one child's answer, so all children name the same blocks.
-            self._move(request_id, PrefillEvent.DROP)
+            self._move(request_id, item, PrefillEvent.DROP)
             return False, shared[1]
         try:
             blocks = self._blocks(item, computed_tokens, block_ids)
@@ -87,12 +87,12 @@ class PrefillSide:
         except (StateError, ParamsError) as error:
             # ParamsError: an id from a client that no reader would accept.
             logger.warning("prefill %s is not handed over: %s", shorten(request_id), error)
-            self._move(request_id, PrefillEvent.DROP)
+            self._move(request_id, item, PrefillEvent.DROP)
             return False, None
         if not item.tokens:
-            self._move(request_id, PrefillEvent.DROP)
+            self._move(request_id, item, PrefillEvent.DROP)
             return False, params
-        self._move(request_id, PrefillEvent.PIN)
+        self._move(request_id, item, PrefillEvent.PIN)
         self.pinned += 1
         self._pins.append(self._pin(request_id, item, blocks))
         if parent:
@@ -110,7 +110,7 @@ class PrefillSide:
         item = self._requests.get(request_id)
         if item is None or item.state is not Prefill.PINNED:
             return
-        self._move(request_id, PrefillEvent.SENT)
+        self._move(request_id, item, PrefillEvent.SENT)
         self.pinned -= 1
         if item.expired:
             self._stats.count(stats.LEASES_EXPIRED)
@@ -150,22 +150,15 @@ class PrefillSide:
         self, request_id: str, item: _Prefilled, blocks: tuple[tuple[int, ...], ...]
     ) -> Answer:
         self._sequence += 1
+        us = self._identity
+        # In the order of the fields: names would make it take twice as long.
         offer = RemotePrefill(
-            engine_id=self._identity.engine_id,
-            request_id=request_id,
-            host=self._identity.host,
-            port=self._identity.port,
-            block_ids=blocks,
-            tp_size=self._identity.tp_size,
-            tokens=item.tokens,
-            digest=item.digest,
-            lease_seconds=self._identity.lease_seconds,
-            sequence=self._sequence,
+            *(us.engine_id, request_id, us.host, us.port, blocks, us.tp_size),
+            *(item.tokens, item.digest, us.lease_seconds, self._sequence),
         )
-        return answer(sealed(self._identity.seal_key, offer))
+        return answer(sealed(us.seal_key, offer))
 
-    def _move(self, request_id: str, event: PrefillEvent) -> None:
-        item = self._requests[request_id]
+    def _move(self, request_id: str, item: _Prefilled, event: PrefillEvent) -> None:
         item.state = next_prefill(item.state, event)
         if item.state is Prefill.GONE:
             del self._requests[request_id]

@@ -52,7 +52,8 @@ def state_block(block_ids: Sequence[int], scratch_blocks: int) -> int:
     Mode "none" ``[m]``, speculation ``[m, s, s]``, mode "align" ``[0, ..., 0, m, s]``: the last
     one before the speculative slots.
     """
-    bearing = block_ids[max(1, len(block_ids) - scratch_blocks) - 1] if block_ids else 0
+    last = len(block_ids) - scratch_blocks - 1
+    bearing = block_ids[last if last > 0 else 0] if block_ids else 0
     if bearing <= 0:
         raise StateError("state block", "a block id above 0", list(block_ids)[-4:])
     return bearing
@@ -74,11 +75,11 @@ def transfer_blocks(
     if len(block_ids) != len(groups):
         raise StateError("block ids", f"{len(groups)} groups", len(block_ids))
     chosen: list[tuple[int, ...]] = []
-    for facts, ids in zip(groups, block_ids, strict=True):
-        if facts.kind == "state":
-            chosen.append((state_block(ids, facts.scratch_blocks),))
+    for (kind, block_tokens, scratch_blocks), ids in zip(groups, block_ids, strict=True):
+        if kind == "state":
+            chosen.append((state_block(ids, scratch_blocks),))
             continue
-        needed = -(-tokens // facts.block_tokens)
+        needed = -(-tokens // block_tokens)
         kept = tuple(ids if spare else ids[:needed])
         if len(kept) < needed or (kept and min(kept) <= 0):
             raise StateError("attention blocks", f"{needed} ids above 0", len(ids))
@@ -89,9 +90,5 @@ def transfer_blocks(
 def facts_digest(facts: RequestFacts, tokens: int) -> str:
     """Digest of the first ``tokens`` tokens of a prompt and all else its state depends on."""
     return prompt_digest(
-        facts.token_ids or (),
-        tokens,
-        lora=facts.lora,
-        multimodal=facts.multimodal,
-        cache_salt=facts.cache_salt,
+        facts.token_ids or (), tokens, facts.lora, facts.multimodal, facts.cache_salt
     )

@@ -74,37 +74,36 @@ class PrefillEvent(_Key):
     SENT = "sent"
 
 
-DECODE_TABLE: Mapping[tuple[Decode, DecodeEvent], Decode] = MappingProxyType(
-    {
-        (Decode.WAITING, DecodeEvent.LOAD): Decode.LOADING,
-        (Decode.WAITING, DecodeEvent.SKIP): Decode.LOCAL,
-        (Decode.WAITING, DecodeEvent.FINISH): Decode.GONE,
-        (Decode.LOADING, DecodeEvent.RECEIVED): Decode.LOADED,
-        (Decode.LOADING, DecodeEvent.FAILED): Decode.RECOMPUTE,
-        (Decode.LOADING, DecodeEvent.FINISH): Decode.LEAVING,
-        (Decode.LEAVING, DecodeEvent.RECEIVED): Decode.GONE,
-        (Decode.LEAVING, DecodeEvent.FAILED): Decode.GONE,
-        (Decode.LOADED, DecodeEvent.SKIP): Decode.LOADED,
-        (Decode.LOADED, DecodeEvent.FINISH): Decode.GONE,
-        (Decode.RECOMPUTE, DecodeEvent.SKIP): Decode.LOCAL,
-        (Decode.RECOMPUTE, DecodeEvent.FINISH): Decode.GONE,
-        (Decode.LOCAL, DecodeEvent.SKIP): Decode.LOCAL,
-        (Decode.LOCAL, DecodeEvent.FINISH): Decode.GONE,
-    }
-)
+_DECODE: dict[tuple[Decode, DecodeEvent], Decode] = {
+    (Decode.WAITING, DecodeEvent.LOAD): Decode.LOADING,
+    (Decode.WAITING, DecodeEvent.SKIP): Decode.LOCAL,
+    (Decode.WAITING, DecodeEvent.FINISH): Decode.GONE,
+    (Decode.LOADING, DecodeEvent.RECEIVED): Decode.LOADED,
+    (Decode.LOADING, DecodeEvent.FAILED): Decode.RECOMPUTE,
+    (Decode.LOADING, DecodeEvent.FINISH): Decode.LEAVING,
+    (Decode.LEAVING, DecodeEvent.RECEIVED): Decode.GONE,
+    (Decode.LEAVING, DecodeEvent.FAILED): Decode.GONE,
+    (Decode.LOADED, DecodeEvent.SKIP): Decode.LOADED,
+    (Decode.LOADED, DecodeEvent.FINISH): Decode.GONE,
+    (Decode.RECOMPUTE, DecodeEvent.SKIP): Decode.LOCAL,
+    (Decode.RECOMPUTE, DecodeEvent.FINISH): Decode.GONE,
+    (Decode.LOCAL, DecodeEvent.SKIP): Decode.LOCAL,
+    (Decode.LOCAL, DecodeEvent.FINISH): Decode.GONE,
+}
 
-PREFILL_TABLE: Mapping[tuple[Prefill, PrefillEvent], Prefill] = MappingProxyType(
-    {
-        (Prefill.PREFILLING, PrefillEvent.PIN): Prefill.PINNED,
-        (Prefill.PREFILLING, PrefillEvent.DROP): Prefill.GONE,
-        (Prefill.PINNED, PrefillEvent.SENT): Prefill.GONE,
-    }
-)
+_PREFILL: dict[tuple[Prefill, PrefillEvent], Prefill] = {
+    (Prefill.PREFILLING, PrefillEvent.PIN): Prefill.PINNED,
+    (Prefill.PREFILLING, PrefillEvent.DROP): Prefill.GONE,
+    (Prefill.PINNED, PrefillEvent.SENT): Prefill.GONE,
+}
+
+DECODE_TABLE: Mapping[tuple[Decode, DecodeEvent], Decode] = MappingProxyType(_DECODE)
+PREFILL_TABLE: Mapping[tuple[Prefill, PrefillEvent], Prefill] = MappingProxyType(_PREFILL)
 
 
 def next_decode(state: Decode, event: DecodeEvent) -> Decode:
     """The state after ``event``; ``StateError`` when the table has no such move."""
-    after = DECODE_TABLE.get((state, event))
+    after = _DECODE.get((state, event))
     if after is None:
         raise _illegal("decode request", state, event)
     return after
@@ -112,7 +111,7 @@ def next_decode(state: Decode, event: DecodeEvent) -> Decode:
 
 def next_prefill(state: Prefill, event: PrefillEvent) -> Prefill:
     """The state after ``event``; ``StateError`` when the table has no such move."""
-    after = PREFILL_TABLE.get((state, event))
+    after = _PREFILL.get((state, event))
     if after is None:
         raise _illegal("prefill request", state, event)
     return after

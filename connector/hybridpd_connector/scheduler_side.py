@@ -30,6 +30,7 @@ class SchedulerHalf:
 
     def __init__(self, identity: Identity, groups: Sequence[GroupFacts]) -> None:
         self.identity = identity
+        self._produces = identity.produces
         self._stats = stats.Stats()
         self._failures = FailureLog()
         self.prefill = PrefillSide(identity, groups, self._stats, self._failures)
@@ -50,7 +51,7 @@ class SchedulerHalf:
             self.decode.arrive(facts)
         if not prefill:
             return False
-        if not self.identity.produces:
+        if not self._produces:
             logger.warning(
                 "request %s asks for a prefill for another engine, but kv_role is %s here: "
                 "nothing is handed over",
@@ -132,7 +133,7 @@ class SchedulerHalf:
         if held != self._told_held:
             self._told_held = held
             self._stats.set_gauge(stats.BLOCKS_HELD, held)
-        if self.identity.produces and self.prefill.pinned != self._told_pinned:
+        if self._produces and self.prefill.pinned != self._told_pinned:
             self._told_pinned = self.prefill.pinned
             self._stats.set_gauge(stats.LEASES_HELD, self._told_pinned)
         return None if self._stats.is_empty() else self._stats.take()

@@ -46,7 +46,8 @@ def _keyed(key: bytes) -> hmac.HMAC:
 
 def sealed(key: bytes, prefill: RemotePrefill) -> RemotePrefill:
     """The same with its seal."""
-    return prefill._replace(seal=seal_of(key, prefill))
+    # `_replace` takes twice as long; the seal is the last field.
+    return RemotePrefill(*prefill[:-1], seal_of(key, prefill))
 
 
 def is_sealed(key: bytes, prefill: RemotePrefill) -> bool:

@@ -30,11 +30,11 @@ MAX_LEASE_SECONDS = 24 * 3600
 # A router may parse JSON numbers as doubles: larger integers would not survive it.
 MAX_SEQUENCE = (1 << 53) - 1
 
-_HOST = re.compile(r"[A-Za-z0-9_.:%\-]{1,253}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_is_host = re.compile(r"[A-Za-z0-9_.:%\-]{1,253}").fullmatch
+_is_digest = re.compile(r"[0-9a-f]{64}").fullmatch
 _LISTS = (list, tuple)
 _INT_ONLY = frozenset((int,))
-_MANY = 64
+_MANY = 4
 _HINT = "the router must pass kv_transfer_params of the prefill answer on unchanged"
 
 
@@ -113,20 +113,20 @@ def parse_load(params: Mapping[Any, Any], prompt_tokens: int = MAX_TOKENS) -> Re
             "run one connector version on prefill and decode engines",
         )
     tokens = _integer(ours, "tokens", 0, MAX_TOKENS, "hybridpd.")
+    most = min(tokens, max(FEW_BLOCKS, prompt_tokens))
+    # In the order of the fields: names would make it take twice as long.
     return RemotePrefill(
-        engine_id=_text(params, "remote_engine_id"),
-        request_id=_text(params, "remote_request_id"),
-        host=_host(params, "remote_host"),
-        port=_integer(params, "remote_port", 1, 65535),
-        block_ids=_block_ids(
-            params, "remote_block_ids", min(tokens, max(FEW_BLOCKS, prompt_tokens))
-        ),
-        tp_size=_integer(params, "tp_size", 1, MAX_TP_SIZE),
-        tokens=tokens,
-        digest=_digest(ours, "digest"),
-        lease_seconds=_integer(ours, "lease_seconds", 1, MAX_LEASE_SECONDS, "hybridpd."),
-        sequence=_integer(ours, "sequence", 1, MAX_SEQUENCE, "hybridpd."),
-        seal=_digest(ours, "seal"),
+        _text(params, "remote_engine_id"),
+        _text(params, "remote_request_id"),
+        _host(params, "remote_host"),
+        _integer(params, "remote_port", 1, 65535),
+        _block_ids(params, "remote_block_ids", most),
+        _integer(params, "tp_size", 1, MAX_TP_SIZE),
+        tokens,
+        _digest(ours, "digest"),
+        _integer(ours, "lease_seconds", 1, MAX_LEASE_SECONDS, "hybridpd."),
+        _integer(ours, "sequence", 1, MAX_SEQUENCE, "hybridpd."),
+        _digest(ours, "seal"),
     )
 
 
@@ -164,7 +164,7 @@ def _document(prefill: RemotePrefill) -> dict[str, Any]:
         "remote_request_id": prefill.request_id,
         "remote_host": prefill.host,
         "remote_port": prefill.port,
-        "remote_block_ids": [list(group) for group in prefill.block_ids],
+        "remote_block_ids": [*map(list, prefill.block_ids)],
         "tp_size": prefill.tp_size,
         "hybridpd": {
             "v": VERSION,
@@ -193,14 +193,14 @@ def _text(params: Mapping[Any, Any], key: str) -> str:
 
 def _host(params: Mapping[Any, Any], key: str) -> str:
     value = params.get(key)
-    if not isinstance(value, str) or not _HOST.fullmatch(value):
+    if not isinstance(value, str) or not _is_host(value):
         raise ParamsError(f"kv_transfer_params.{key}", "a host name or address", value, _HINT)
     return value
 
 
 def _digest(params: Mapping[Any, Any], key: str) -> str:
     value = params.get(key)
-    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+    if not isinstance(value, str) or not _is_digest(value):
         raise ParamsError(f"kv_transfer_params.hybridpd.{key}", "64 hex digits", value, _HINT)
     return value
 
@@ -216,33 +216,35 @@ def _integer(params: Mapping[Any, Any], key: str, low: int, high: int, prefix: s
 
 
 def _block_ids(params: Mapping[Any, Any], key: str, tokens: int) -> tuple[tuple[int, ...], ...]:
-    field = f"kv_transfer_params.{key}"
     value = params.get(key)
     if not isinstance(value, _LISTS) or not 1 <= len(value) <= MAX_GROUPS:
-        raise ParamsError(field, f"1 to {MAX_GROUPS} lists, one per KV-cache group", value, _HINT)
-    most = max(1, tokens)
-    total = 0
+        expected = f"1 to {MAX_GROUPS} lists, one per KV-cache group"
+        raise ParamsError(f"kv_transfer_params.{key}", expected, value, _HINT)
+    most, total = tokens or 1, 0
     groups: list[tuple[int, ...]] = []
     for index, group in enumerate(value):
-        if not isinstance(group, _LISTS):
-            raise ParamsError(f"{field}[{index}]", "a list of block ids", group, _HINT)
-        total += len(group)
-        if len(group) > most:
-            expected = f"at most {most} block ids for so many tokens"
-            raise ParamsError(f"{field}[{index}]", expected, len(group), _HINT)
+        if type(group) is not list and not isinstance(group, _LISTS):
+            raise _wrong_group(key, index, "a list of block ids", group)
+        size = len(group)
+        total += size
+        if size > most:
+            raise _wrong_group(key, index, f"at most {most} block ids for so many tokens", size)
         if total > MAX_BLOCKS:
-            raise ParamsError(field, f"at most {MAX_BLOCKS} block ids", total, _HINT)
-        for block_id in group if len(group) < _MANY else _unlikely(group):
+            expected = f"at most {MAX_BLOCKS} block ids"
+            raise ParamsError(f"kv_transfer_params.{key}", expected, total, _HINT)
+        # Those to be looked at one by one: none of many, when all are right.
+        for block_id in group if size < _MANY else _unlikely(group):
             # bool is an int in Python, and 1.0 may be compared with one.
             if type(block_id) is not int or not 0 <= block_id <= MAX_BLOCK_ID:
-                raise ParamsError(
-                    f"{field}[{index}]", f"block ids from 0 to {MAX_BLOCK_ID}", block_id, _HINT
-                )
+                raise _wrong_group(key, index, f"block ids from 0 to {MAX_BLOCK_ID}", block_id)
         groups.append(tuple(group))
     return tuple(groups)
 
 
+def _wrong_group(key: str, index: int, expected: str, got: object) -> ParamsError:
+    return ParamsError(f"kv_transfer_params.{key}[{index}]", expected, got, _HINT)
+
+
 def _unlikely(ids: Sequence[Any]) -> Sequence[Any]:
-    """Those to be looked at one by one: none when all are right, which is told at once."""
     right = _INT_ONLY.issuperset(map(type, ids)) and min(ids) >= 0 and max(ids) <= MAX_BLOCK_ID
     return () if right else ids

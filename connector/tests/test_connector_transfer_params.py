@@ -13,6 +13,7 @@ from hybridpd_connector.errors import ParamsError
 from hybridpd_connector.transfer_params import (
     MAX_BLOCKS,
     MAX_GROUPS,
+    VERSION,
     RemotePrefill,
     answer,
     parse_decode,
@@ -167,8 +168,8 @@ HOSTILE = [
     ("remote_engine_id", "x" * 10**6),
     ("remote_engine_id", "line\nbreak"),
     ("remote_request_id", "\x00"),
-    ("hybridpd.v", 1),
-    ("hybridpd.v", 3),
+    ("hybridpd.v", VERSION - 1),
+    ("hybridpd.v", VERSION + 1),
     ("hybridpd.tokens", -1),
     ("hybridpd.tokens", 10**400),
     ("hybridpd.digest", "0" * 63),
@@ -215,6 +216,7 @@ def test_what_we_would_refuse_we_do_not_answer():
 
 
 offers = st.builds(
+    VERSION,
     RemotePrefill,
     engine_id=st.sampled_from(["engine-1", "", "line\nbreak"]),
     request_id=st.sampled_from(["cmpl-1", "r" * 512, "r" * 513, "", "\x00"]),
@@ -234,6 +236,7 @@ offers = st.builds(
     seal=st.sampled_from(["f" * 64, ""]),
 )
 right_offers = st.builds(
+    VERSION,
     RemotePrefill,
     engine_id=st.just("engine-1"),
     request_id=st.text("abc-", min_size=1),
