@@ -216,7 +216,6 @@ def test_what_we_would_refuse_we_do_not_answer():
 
 
 offers = st.builds(
-    VERSION,
     RemotePrefill,
     engine_id=st.sampled_from(["engine-1", "", "line\nbreak"]),
     request_id=st.sampled_from(["cmpl-1", "r" * 512, "r" * 513, "", "\x00"]),
@@ -236,7 +235,6 @@ offers = st.builds(
     seal=st.sampled_from(["f" * 64, ""]),
 )
 right_offers = st.builds(
-    VERSION,
     RemotePrefill,
     engine_id=st.just("engine-1"),
     request_id=st.text("abc-", min_size=1),
