@@ -19,6 +19,7 @@ def ngram(method: str) -> str:
     return f'--words 16 --pair-args="{words}"'
 
 
+TRITON = '--engine-args="--gdn-prefill-backend triton"'
 UNPROVEN = '--extra-config \'{"unproven":["%s"]}\''
 SHORT = "handover,at-once"
 FLEET = "{scratch}/fleet"
@@ -75,16 +76,22 @@ def traps(rows: str, engines: int, seconds: int) -> Step:
 
 
 def tokens(
-    name: str, family: str, pairs: str, more: str = "", tried: bool = True, seconds: int = 100
+    name: str,
+    family: str,
+    pairs: str,
+    more: str = "",
+    tried: bool = True,
+    seconds: int = 100,
+    on_cpu: bool = True,
 ) -> Step:
-    """One family at some TP pairs: one plain engine, P and D at a time."""
+    """One family at some TP pairs: one plain engine, P and D at a time; ``seconds`` for each."""
     program = "benchmarks/gpu/tokens_on_gpu.py"
     place = f"--families {family} --pairs {pairs} --checksum all --out {{scratch}}/{name}"
     return Step(
         name,
         "tokens",
         f"{program} --gpus {{gpus}} {place} {more}".rstrip(),
-        f"{program} --device cpu {place}",
+        f"{program} --device cpu {place}" if on_cpu else "",
         seconds=seconds * len(pairs.split(",")),
         engines=3,
         gpus=2 if "2" in pairs else 1,
@@ -176,11 +183,22 @@ STEPS: tuple[Step, ...] = (
         "tokens-qwen3-next",
         "qwen3-next",
         "1-1",
-        '--engine-args="--gdn-prefill-backend triton"',
+        TRITON,
         tried=False,
         seconds=150,  # its kernels are compiled in 100 s, by each engine, when no cache has them
     ),
     tokens("tokens-falcon-h1", "falcon-h1", "1-2,2-1", tried=False),
+    tokens("tokens-jamba", "jamba", "1-1,1-2,2-1", tried=False, on_cpu=False),
+    tokens("tokens-kimi", "kimi-linear", "1-1", TRITON, tried=False, seconds=180, on_cpu=False),
+    tokens(  # its kernels are compiled anew for half of the heads
+        "tokens-kimi-tp2",
+        "kimi-linear",
+        "1-2,2-1",
+        TRITON,
+        tried=False,
+        seconds=150,
+        on_cpu=False,
+    ),
     matrix(
         "matrix-ngram",
         "v1",

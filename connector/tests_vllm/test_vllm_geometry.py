@@ -24,10 +24,17 @@ from hybridpd_geometry import (
     plan_engine,
 )
 from hybridpd_operator.catalogue import entries
+from hybridpd_testkit.checkpoint_families import GPU_FAMILIES, config_of
 
 PLANNER = Path(__file__).with_name("vllm_planner.py")
 MEMORY_BYTES = 8 << 30
 CONFIGS = {entry.name: dict(entry.config) for entry in entries()}
+# The tiny models that no CPU engine computes are at least planned (in bfloat16: vLLM takes float32
+# only from its command line).
+CONFIGS |= {
+    f"tiny-{name}": {**config_of(family), "dtype": "bfloat16", "torch_dtype": "bfloat16"}
+    for name, family in GPU_FAMILIES.items()
+}
 TP_SIZES = (1, 2, 4, 8)
 #: Settings of an engine, and the TP sizes at which they are asked.
 ENGINES = {

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hybridpd_testkit.checkpoint_gpu import jamba_fields, jamba_layer, kimi_fields, kimi_layer
 from hybridpd_testkit.checkpoint_hybrids import (
     granite_fields,
     granite_layer,
@@ -29,6 +30,9 @@ from hybridpd_testkit.checkpoint_weights import (
     VOCABULARY_SIZE,
     AttentionDims,
     DeltaDims,
+    KimiDims,
+    LatentDims,
+    Mamba1Dims,
     MambaDims,
     Weight,
     excess,
@@ -39,7 +43,9 @@ from hybridpd_testkit.checkpoint_weights import (
 )
 
 __all__ = [
+    "ALL_FAMILIES",
     "FAMILIES",
+    "GPU_FAMILIES",
     "HEAD_DIM",
     "HIDDEN_SIZE",
     "MAX_TOKENS",
@@ -54,11 +60,14 @@ __all__ = [
 GRANITE = "GraniteMoeHybridForCausalLM"
 QWEN = "Qwen3NextForCausalLM"
 LFM2 = "Lfm2ForCausalLM"
-HYBRID_LETTERS = "GADQCF"
+JAMBA = "JambaForCausalLM"
+KIMI = "KimiLinearForCausalLM"
+HYBRID_LETTERS = "GADQCFJTKN"
 FINAL_NORMS = {
     "NemotronHForCausalLM": "norm_f",
     "FalconH1ForCausalLM": "final_layernorm",
     LFM2: "embedding_norm",
+    JAMBA: "final_layernorm",
 }
 
 
@@ -73,7 +82,7 @@ class Family:
     architecture: str
     pattern: str
     attention: AttentionDims
-    state: MambaDims | DeltaDims | None
+    state: MambaDims | DeltaDims | Mamba1Dims | KimiDims | None
     seed: int
     dtype: str = "float32"
 
@@ -89,6 +98,20 @@ class Family:
         """Sizes of the Gated-DeltaNet layers; ValueError in a family without any."""
         if not isinstance(self.state, DeltaDims):
             raise ValueError(f"delta: family {self.name} has no sizes for a Gated-DeltaNet layer")
+        return self.state
+
+    @property
+    def mamba1(self) -> Mamba1Dims:
+        """Sizes of the Mamba-1 layers; ValueError in a family without any."""
+        if not isinstance(self.state, Mamba1Dims):
+            raise ValueError(f"mamba1: family {self.name} has no sizes for a Mamba-1 layer")
+        return self.state
+
+    @property
+    def kimi(self) -> KimiDims:
+        """Sizes of the layers of Kimi-Linear; ValueError in a family without any."""
+        if not isinstance(self.state, KimiDims):
+            raise ValueError(f"kimi: family {self.name} has no sizes for a KDA layer")
         return self.state
 
     @property
@@ -141,6 +164,27 @@ FAMILIES: dict[str, Family] = {
         Family("llama", "LlamaForCausalLM", "LLL", AttentionDims(2), None, 4),
     )
 }
+# Families whose state vLLM computes on GPUs only; seeds are picked with transformers' models.
+GPU_FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        # Heads are as wide as hidden size and their number say. The last of three groups of state
+        # layers has a padding slot, and the one KV head is replicated at TP 2.
+        Family("jamba", JAMBA, "JTJJJTJ", AttentionDims(1, 2), Mamba1Dims(256, 16, 16), 9),
+        # The widths of latent attention are the published ones, which are constants of a kernel
+        # of vLLM's, and no backend computes it in float32.
+        Family(
+            "kimi-linear",
+            KIMI,
+            "KNKNK",
+            AttentionDims(4),
+            KimiDims(4, 128, LatentDims(512, 64, 128, 128)),
+            6,
+            "bfloat16",
+        ),
+    )
+}
+ALL_FAMILIES: dict[str, Family] = {**FAMILIES, **GPU_FAMILIES}
 
 
 def config_of(family: Family) -> dict[str, Any]:
@@ -162,6 +206,8 @@ def config_of(family: Family) -> dict[str, Any]:
         "eos_token_id": 2,
         "pad_token_id": 3,
     }
+    if family.name in GPU_FAMILIES:  # vLLM takes other widths than this for their heads
+        del common["head_dim"]
     return {**common, **_family_fields(family)}
 
 
@@ -172,6 +218,10 @@ def _family_fields(family: Family) -> dict[str, Any]:
         return qwen_fields(family.pattern, family.delta)
     if family.architecture == LFM2:
         return lfm2_fields(family.pattern)
+    if family.architecture == JAMBA:
+        return jamba_fields(family.pattern, family.mamba1)
+    if family.architecture == KIMI:
+        return kimi_fields(family.pattern, family.kimi)
     if family.architecture == "LlamaForCausalLM":
         return {
             "model_type": "llama",
@@ -272,6 +322,10 @@ def _hybrid_layer(prefix: str, letter: str, family: Family) -> Iterator[Weight]:
         last = prefix.endswith(f".{len(family.pattern) - 1}")
         dims_of_state = family.delta if letter == "D" else None
         yield from qwen_layer(prefix, last, dims_of_state, family.attention)
+    elif letter in "JT":
+        yield from jamba_layer(prefix, letter, family.mamba1, family.attention)
+    elif letter in "KN":
+        yield from kimi_layer(prefix, letter, family.kimi, family.attention.query_heads)
     else:
         yield from lfm2_layer(prefix, letter, family.attention)
 

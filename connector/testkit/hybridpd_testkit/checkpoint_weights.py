@@ -69,6 +69,39 @@ class DeltaDims:
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba1Dims:
+    """Mamba-1 sizes of one layer, before any tensor parallelism."""
+
+    inner_size: int
+    state_size: int
+    step_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentDims:
+    """Sizes of one MLA layer: its cache holds ``rank + rope_dim`` elements a token."""
+
+    rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class KimiDims:
+    """Sizes of one KDA layer, before any tensor parallelism, and of the MLA layers beside it."""
+
+    heads: int
+    head_dim: int
+    latent: LatentDims
+
+    @property
+    def inner_size(self) -> int:
+        """Of each of q, k and v."""
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionDims:
     """Heads of one attention layer, before any tensor parallelism."""
 

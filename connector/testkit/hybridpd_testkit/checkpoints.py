@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from hybridpd_testkit.checkpoint_families import (
-    FAMILIES,
+    ALL_FAMILIES,
     MAX_TOKENS,
     VOCABULARY_SIZE,
     Family,
@@ -39,7 +39,7 @@ def write_checkpoint(
     another user. config.json is written last: a directory that has one is whole. With ``words``
     the model says only so many different tokens, and so repeats itself.
     """
-    family = FAMILIES[family_name]
+    family = ALL_FAMILIES[family_name]
     seed = family.seed if seed is None else seed
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {weight.name: _values(weight, family, seed) for weight in weights_of(family)}
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         epilog="example: python -m hybridpd_testkit.checkpoints "
         "--family nemotron-h --out /tmp/tiny-nemotron-h",
     )
-    parser.add_argument("--family", required=True, choices=sorted(FAMILIES))
+    parser.add_argument("--family", required=True, choices=sorted(ALL_FAMILIES))
     parser.add_argument("--out", required=True, type=Path, help="directory, made when missing")
     parser.add_argument("--seed", type=int, help="default: the family's own, chosen for its output")
     options = parser.parse_args(arguments)
