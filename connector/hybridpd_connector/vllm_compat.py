@@ -15,6 +15,7 @@ from typing import Any
 
 from hybridpd_connector.errors import ConnectorError
 from hybridpd_connector.settings import SETTINGS
+from hybridpd_connector.vllm_features import FEATURES, features_of
 from hybridpd_geometry import (
     CARRIED,
     FP8_DTYPES,
@@ -67,6 +68,7 @@ class EngineSettings:
     kv_dtype: str = "auto"
     scales_at_run_time: bool = False
     unproven: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
     @property
     def has_state(self) -> bool:
@@ -244,6 +246,8 @@ def check_settings(settings: EngineSettings) -> None:
     ):
         if is_on:
             raise UnsupportedEngineError(field, "off", "on", way_out)
+    for feature in settings.features:
+        raise UnsupportedEngineError(feature, "off", "on", FEATURES[feature])
     _check_kv_dtype(settings)
     _check_drafting(settings)
     _check_fresh_states(settings)
@@ -373,6 +377,7 @@ def settings_of(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
         kv_dtype=str(getattr(cache, "cache_dtype", "auto")),
         scales_at_run_time=bool(getattr(cache, "calculate_kv_scales", False)),
         unproven=check_unproven(extra.get("unproven", ())),
+        features=features_of(vllm_config),
     )
 
 

@@ -7,6 +7,7 @@ overrides, or weights that one side quantises by itself, give another one in the
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_SHOWN_CHARS = 400
@@ -22,10 +23,26 @@ def numerics_of(model_config: Any) -> str:
         value = getattr(model_config, field, None)
         if value:
             parts.append(f"{field} {_shown(value)}")
+    parts += _rope_factors(model_config)
     text = ", ".join(parts)
     if len(text) <= MAX_SHOWN_CHARS:
         return text
     return f"{text[:MAX_SHOWN_CHARS]}... ({hashlib.sha256(text.encode()).hexdigest()})"
+
+
+def _rope_factors(model_config: Any) -> Iterator[str]:
+    """vLLM takes the long or the short factors of a "longrope" model for all its prompts, by the
+    longest that the engine takes (`Phi3LongRoPEScaledRotaryEmbedding`)."""
+    text = getattr(model_config, "hf_text_config", None)
+    found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
+    rope = found if isinstance(found, Mapping) else {}
+    # One for all layers, or one for each kind of layer.
+    for each in (rope, *(part for part in rope.values() if isinstance(part, Mapping))):
+        if (each.get("rope_type") or each.get("type")) in ("longrope", "su"):
+            bound = each.get("original_max_position_embeddings")
+            bound = bound or getattr(text, "original_max_position_embeddings", None) or 0
+            kind = "long" if model_config.max_model_len > bound else "short"
+            yield f"{kind} rope factors (max_model_len up to {bound}, or above)"
 
 
 def _shown(value: object) -> str:

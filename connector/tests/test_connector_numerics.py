@@ -55,6 +55,42 @@ def test_what_an_engine_was_told_is_named(more, told):
     assert numerics_of(model(**more)) == f"dtype bfloat16, {told}"
 
 
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 9}}, 9),
+        (
+            {
+                "rope_parameters": {
+                    "full_attention": {
+                        "rope_type": "longrope",
+                        "original_max_position_embeddings": 9,
+                    },
+                    "other": {"rope_type": "default"},
+                }
+            },
+            9,
+        ),
+        ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 9}, 9),
+        ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 9}}, None),
+        ({"rope_parameters": None}, None),
+        ({}, None),
+    ],
+)
+def test_rope_factors_that_follow_from_the_longest_prompt(text, bound):
+    """The same weights, another --max-model-len: other keys, in bytes of one size."""
+    texts = [
+        numerics_of(model(hf_text_config=SimpleNamespace(**text), max_model_len=longest))
+        for longest in (8, 9, 10, 100)
+    ]
+    if bound is None:
+        assert set(texts) == {"dtype bfloat16"}
+    else:
+        assert texts[0] == texts[1] != texts[2] == texts[3]
+        assert "short rope factors" in texts[0]
+        assert "long rope factors" in texts[3]
+
+
 def test_long_texts_are_cut_and_still_told_apart():
     one, other = ({"rope": [0] * 1000 + [last]} for last in (1, 2))
     texts = {numerics_of(model(hf_overrides=item)) for item in (one, other)}

@@ -24,6 +24,7 @@ from hybridpd_connector.vllm_compat import (
     check_version,
     settings_of,
 )
+from hybridpd_connector.vllm_features import FEATURES, features_of
 
 GOOD = {
     "version": "0.32.0",
@@ -109,6 +110,10 @@ def test_other_cache_layouts_are_refused(layout):
         ("kv_dtype", "fp8_per_token_head", r"kv_cache_dtype.*use --kv-cache-dtype bfloat16"),
         ("kv_dtype", "nvfp4", "scales made at run time are not handed over"),
         ("scales_at_run_time", True, "remove --calculate-kv-scales"),
+        ("features", ("enable_fault_tolerance",), "remove --enable-fault-tolerance"),
+        ("features", ("enable_elastic_ep",), "enable_elastic_ep: expected off, got on"),
+        ("features", ("enable_return_routed_experts",), "remove --enable-return-routed-experts"),
+        ("features", ("is_diffusion",), "this model cannot be handed over"),
     ],
 )
 def test_settings_that_are_refused(field, value, words):
@@ -186,6 +191,25 @@ def test_settings_are_read_from_vllms_configuration():
     settings = settings_of(config, cache, "0.33.0")
     check_settings(settings)
     assert (settings.role, settings.mamba_cache_mode) == ("both", "align")
+
+
+@pytest.mark.parametrize(
+    ("part", "feature"),
+    [
+        ("parallel_config", "enable_fault_tolerance"),
+        ("parallel_config", "enable_elastic_ep"),
+        ("aux_output_config", "enable_return_routed_experts"),
+        ("model_config", "enable_return_routed_experts"),
+        ("model_config", "is_diffusion"),
+    ],
+)
+def test_features_are_read_where_a_version_has_them(part, feature):
+    off = types.SimpleNamespace(**dict.fromkeys(FEATURES, False))
+    names = ("parallel_config", "model_config", "aux_output_config")
+    config = types.SimpleNamespace(**dict.fromkeys(names, off))
+    assert features_of(config) == features_of(types.SimpleNamespace()) == ()
+    setattr(config, part, types.SimpleNamespace(**{feature: True}))
+    assert features_of(config) == (feature,)
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.5, 86401, float("nan"), "30", None, True, [30]])

@@ -105,6 +105,9 @@ def test_vllm_matrix_refusals_of_a_real_configuration(
         ("model_config", "enable_sleep_mode", True, r"remove --enable-sleep-mode"),
         ("kv_transfer_config", "engine_id", "e" * 400, r"engine_id: expected 1 to 256"),
         ("cache_config", "calculate_kv_scales", True, r"remove --calculate-kv-scales"),
+        ("parallel_config", "enable_fault_tolerance", True, r"remove --enable-fault-tolerance"),
+        ("parallel_config", "enable_elastic_ep", True, r"remove --enable-elastic-ep"),
+        ("model_config", "is_diffusion", True, r"cannot be handed over"),
     ],
 )
 def test_vllm_matrix_refusals_of_what_a_cpu_cannot_be_asked(
@@ -114,6 +117,16 @@ def test_vllm_matrix_refusals_of_what_a_cpu_cannot_be_asked(
     check_engine(config, None)
     object.__setattr__(getattr(config, part), field, value)
     with pytest.raises(UnsupportedEngineError, match=sentence):
+        check_engine(config, None)
+
+
+def test_vllm_matrix_refusals_of_experts_that_are_returned(pool, monkeypatch):
+    """vLLM refuses it beside connectors of its own; 0.30 has the switch at the model."""
+    config = configuration(pool, monkeypatch)
+    holder = getattr(config, "aux_output_config", None) or config.model_config
+    assert holder.enable_return_routed_experts is False
+    object.__setattr__(holder, "enable_return_routed_experts", True)
+    with pytest.raises(UnsupportedEngineError, match="remove --enable-return-routed-experts"):
         check_engine(config, None)
 
 

@@ -20,6 +20,7 @@ from hybridpd_connector import failure_log, handshake, link_path, transfer_param
 from hybridpd_connector import vllm_compat as compat  # noqa: E402
 from hybridpd_connector.failure_reasons import REASONS  # noqa: E402
 from hybridpd_connector.settings import SETTINGS, Setting  # noqa: E402
+from hybridpd_connector.vllm_features import FEATURES  # noqa: E402
 from hybridpd_geometry import WIRE_VERSION as LAYOUT_VERSION  # noqa: E402
 
 START = """# The connector
@@ -154,6 +155,7 @@ BAD: tuple[tuple[str, Callable[[], object]], ...] = (
     ("hybrid KV cache manager", _settings(hybrid_manager_disabled=True)),
     ("sleep mode", _settings(sleep_mode=True)),
     ("permuted local KV", _settings(permutes_cache=True)),
+    *((f"`{name}`", _settings(features=(name,))) for name in FEATURES),
     ("drafting model", _settings(draft_method="mtp")),
     ("speculation on a hybrid model", _settings(draft_method="ngram", state_types=("MAMBA2",))),
     (

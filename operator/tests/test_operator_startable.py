@@ -50,6 +50,7 @@ REFUSED_AT_START: dict[str, dict[str, Any]] = {
     "hybrid_manager_disabled": {"extraArgs": ["--disable-hybrid-kv-cache-manager"]},
     "host_pools": {"extraArgs": ["--kv-offloading-size=8"]},
     "sleep_mode": {"extraArgs": ["--enable-sleep-mode"]},
+    "features": {"extraArgs": ["--enable-fault-tolerance"]},
     "draft_method": {"extraArgs": ["-s", '{"model": "org/small", "num_speculative_tokens": 2}']},
     "on_cpu": {"device": "CPU", "extraArgs": NGRAM},
     "kv_dtype": {"extraArgs": ["--kv-cache-dtype", "int8_per_token_head"]},
