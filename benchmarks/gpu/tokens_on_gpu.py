@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 import tempfile
@@ -38,6 +39,9 @@ from hybridpd_testkit.near_ties import MOST_TIES, fallen_ties, reference_of
 from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.pd_client import Pair, complete, measured, require_nothing_left
 from hybridpd_testkit.processes import log_tail
+
+FIRST_ERROR = re.compile(r"^(?!.* WARNING ).*\b[A-Z]\w*(Error|Exception):")
+LAST_LINES = 40  # 25 of them tell of the shut-down
 
 
 def parse_pair(text: str) -> tuple[int, int]:
@@ -158,9 +162,20 @@ def logs_of(checkpoint: Path, tps: tuple[int, int], options: argparse.Namespace)
 
 
 def print_logs(folder: Path) -> None:
-    """The lines of each engine's log that name an error, and its last ones."""
+    """Of each engine's log what led to its first error, all lines that name one, and the last.
+
+    The first is the cause: behind it, each process above tells of the one below, and then how it
+    shut down.
+    """
     for path in sorted(folder.glob("*.log")):
-        print(f"# end of {path.name}:", log_tail(path), sep="\n", flush=True)
+        lines = [line[:300] for line in path.read_text(errors="replace").splitlines()]
+        errors = (at for at, line in enumerate(lines) if FIRST_ERROR.search(line))
+        at = next(errors, None)
+        if at is not None:
+            print(
+                f"# {path.name} up to its first error:", *lines[max(0, at - 30) : at + 1], sep="\n"
+            )
+        print(f"# end of {path.name}:", log_tail(path, LAST_LINES), sep="\n", flush=True)
 
 
 def try_pair(checkpoint: Path, tps: tuple[int, int], options: argparse.Namespace) -> dict[str, Any]:
