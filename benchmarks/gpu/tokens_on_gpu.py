@@ -40,7 +40,7 @@ from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.pd_client import Pair, complete, measured, require_nothing_left
 from hybridpd_testkit.processes import log_tail
 
-FIRST_ERROR = re.compile(r"^(?!.* WARNING ).*\b[A-Z]\w*(Error|Exception):")
+FIRST_ERROR = re.compile(r"^(?!.* WARNING ).*\b[A-Z]\w*(Error|Exception)(:|$)")
 LAST_LINES = 40  # 25 of them tell of the shut-down
 
 
@@ -68,8 +68,8 @@ def gpu_spec(
             **multicast.ENVIRONMENT,
             # Its sampler is built at the first start, which takes minutes.
             "VLLM_USE_FLASHINFER_SAMPLER": "0",
-            # It is for GPUs behind Hopper, and Kimi-Linear cannot start with it where CuTe's Python
-            # packages are missing.
+            # It is for GPUs behind Hopper, multicasts over NVLink, and keeps Kimi-Linear from its
+            # start where CuTe's Python packages are missing.
             "VLLM_KIMI_K3_GEMM_AR": "0",
         },
         arguments=("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", "2G"),
