@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeGuard
 from hybridpd_connector.errors import ParamsError
 
 VERSION = 3
-"""3: the digest is of ids as MessagePack. 2: in four bytes each. 1: in eight."""
+"""3: digest and seal are of MessagePack. 2: the digest was of ids in four bytes each. 1: eight."""
 MAX_TEXT = 512
 MAX_GROUPS = 64
 MAX_BLOCKS = 1 << 20

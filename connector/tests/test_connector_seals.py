@@ -18,7 +18,7 @@ def test_the_owner_of_the_key_knows_its_offers():
 
 
 def test_the_value_is_part_of_the_wire_format():
-    expected = "6d4deefdffc7f3e8d99bde23a16d4c54f6dcf3297bbb1e4f7b3aec389da78bc7"
+    expected = "8b98d261182b4cc50dd253bf2993fc0481de87e1ed40895bbeac9dd22820aa64"
     assert seal_of(KEY, OFFER) == expected
 
 
@@ -28,6 +28,7 @@ def test_the_value_is_part_of_the_wire_format():
         {"engine_id": "f"},
         {"request_id": "s"},
         {"engine_id": "er", "request_id": ""},
+        {"request_id": "\ud800"},
         {"block_ids": ((1, 2), (4,))},
         {"block_ids": ((1,), (2, 3))},
         {"block_ids": ((1, 2, 3),)},
@@ -53,3 +54,9 @@ def test_other_blocks_have_another_seal(groups):
     blocks = tuple(map(tuple, groups))
     other = OFFER._replace(block_ids=blocks)
     assert (seal_of(KEY, other) == seal_of(KEY, OFFER)) == (blocks == OFFER.block_ids)
+
+
+def test_texts_that_are_no_unicode_have_seals_of_their_own():
+    odd = [OFFER._replace(request_id=name) for name in ("\ud800", "\ud801", "\udc80", "\xed")]
+    assert len({seal_of(KEY, offer) for offer in odd}) == len(odd)
+    assert is_sealed(KEY, sealed(KEY, odd[0]))
