@@ -351,6 +351,7 @@ def settings_of(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
     groups = getattr(kv_cache_config, "kv_cache_groups", ())
     specs = [getattr(group, "kv_cache_spec", None) for group in groups]
     extra = getattr(transfer, "kv_connector_extra_config", None) or {}
+    state_types = tuple(state_type(spec) for spec in specs if type(spec).__name__ == "MambaSpec")
     return EngineSettings(
         version=version,
         role=ROLES.get(transfer.kv_role or "", str(transfer.kv_role)),
@@ -372,12 +373,12 @@ def settings_of(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineS
         ),
         permutes_cache=bool(getattr(transfer, "enable_permute_local_kv", False)),
         draft_method=getattr(getattr(vllm_config, "speculative_config", None), "method", "") or "",
-        state_types=tuple(state_type(spec) for spec in specs if type(spec).__name__ == "MambaSpec"),
+        state_types=state_types,
         on_cpu=getattr(getattr(vllm_config, "device_config", None), "device_type", "") == "cpu",
         kv_dtype=str(getattr(cache, "cache_dtype", "auto")),
         scales_at_run_time=bool(getattr(cache, "calculate_kv_scales", False)),
         unproven=check_unproven(extra.get("unproven", ())),
-        features=features_of(vllm_config),
+        features=features_of(vllm_config, has_state=bool(state_types)),
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+PARTIAL_HITS = "prefix_match_unit"
+
 # Field of vLLM's configuration -> what is wrong, and the way out.
 FEATURES: Mapping[str, str] = MappingProxyType(
     {
@@ -16,19 +18,27 @@ FEATURES: Mapping[str, str] = MappingProxyType(
         "--enable-elastic-ep",
         "enable_return_routed_experts": "those of loaded tokens are not handed over: remove "
         "--enable-return-routed-experts",
+        PARTIAL_HITS: "vLLM itself is wrong with it on a CPU, with a connector or without, and no "
+        "test has shown its tokens right on a GPU: remove --prefix-match-unit",
         "is_diffusion": "the state of a prompt changes with what follows it: this model cannot be "
         "handed over between engines",
     }
 )
 
 
-def features_of(vllm_config: Any) -> tuple[str, ...]:
-    """Those of ``FEATURES`` that are on."""
+def features_of(vllm_config: Any, *, has_state: bool) -> tuple[str, ...]:
+    """Those of ``FEATURES`` that are on. ``has_state``: the model is no dense one."""
     parts = [
         getattr(vllm_config, name, None)
         for name in ("parallel_config", "model_config", "aux_output_config")
     ]
-    return tuple(name for name in FEATURES if any(_is_on(part, name) for part in parts))
+    on = [name for name in FEATURES if any(_is_on(part, name) for part in parts)]
+    cache = getattr(vllm_config, "cache_config", None)
+    unit = getattr(cache, PARTIAL_HITS, None)
+    if has_state and unit is not None and getattr(cache, "enable_prefix_caching", False):
+        # States are then copied and kept inside of blocks.
+        on.append(PARTIAL_HITS)
+    return tuple(on)
 
 
 def _is_on(part: Any, name: str) -> bool:

@@ -113,6 +113,7 @@ def test_other_cache_layouts_are_refused(layout):
         ("features", ("enable_fault_tolerance",), "remove --enable-fault-tolerance"),
         ("features", ("enable_elastic_ep",), "enable_elastic_ep: expected off, got on"),
         ("features", ("enable_return_routed_experts",), "remove --enable-return-routed-experts"),
+        ("features", ("prefix_match_unit",), "remove --prefix-match-unit"),
         ("features", ("is_diffusion",), "this model cannot be handed over"),
     ],
 )
@@ -207,9 +208,25 @@ def test_features_are_read_where_a_version_has_them(part, feature):
     off = types.SimpleNamespace(**dict.fromkeys(FEATURES, False))
     names = ("parallel_config", "model_config", "aux_output_config")
     config = types.SimpleNamespace(**dict.fromkeys(names, off))
-    assert features_of(config) == features_of(types.SimpleNamespace()) == ()
+    assert features_of(config, has_state=True) == ()
+    assert features_of(types.SimpleNamespace(), has_state=True) == ()
     setattr(config, part, types.SimpleNamespace(**{feature: True}))
-    assert features_of(config) == (feature,)
+    assert features_of(config, has_state=False) == (feature,)
+
+
+@pytest.mark.parametrize(
+    ("unit", "caching", "has_state", "found"),
+    [
+        (16, True, True, ("prefix_match_unit",)),
+        (16, False, True, ()),
+        (None, True, True, ()),
+        (128, True, False, ()),
+    ],
+)
+def test_cached_prefixes_that_end_inside_of_a_block(unit, caching, has_state, found):
+    cache = types.SimpleNamespace(prefix_match_unit=unit, enable_prefix_caching=caching)
+    config = types.SimpleNamespace(cache_config=cache)
+    assert features_of(config, has_state=has_state) == found
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.5, 86401, float("nan"), "30", None, True, [30]])

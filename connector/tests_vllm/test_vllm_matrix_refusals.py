@@ -1,6 +1,6 @@
 """What vLLM can be asked for and the connector does not carry: refused at start, in one sentence.
 
-Real configurations of vLLM, made by its own argument parser's dataclass; three engines are really
+Real configurations of vLLM, made by its own argument parser's dataclass; four engines are really
 started, to see that the sentence reaches the log and the engine ends.
 """
 
@@ -19,6 +19,10 @@ from hybridpd_testkit.checkpoint_families import FAMILIES
 from hybridpd_testkit.engines import SHIPPED, EngineFailedError, EngineSpec, base_environment
 
 NGRAM_CONFIG = {"method": "ngram", "num_speculative_tokens": 2}
+PARTIAL_HITS = (
+    *("--enable-prefix-caching", "--max-num-batched-tokens", "128"),
+    *("--prefix-match-unit", "16"),
+)
 NGRAM = ("--speculative-config", json.dumps(NGRAM_CONFIG))
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of torch and vLLM, while they are imported
@@ -230,6 +234,7 @@ def test_vllm_matrix_refusals_of_offloading_by_vllm_itself(pool, monkeypatch):
     [
         (("--pipeline-parallel-size", "2"), {}, "pipeline_parallel_size: expected 1, got 2"),
         (NGRAM, {}, "speculative_config: expected none for a hybrid model on a CPU"),
+        (PARTIAL_HITS, {}, "prefix_match_unit: expected off, got on"),
         (
             (),
             {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},

@@ -66,6 +66,7 @@ OWNED_FLAGS: tuple[Owned, ...] = (
     Owned("enable-elastic-ep", "spec.{role}.replicas"),
     Owned("enable-return-routed-experts", "nothing: those of loaded tokens are not handed over"),
     Owned("aux-output-config", "nothing: experts of loaded tokens are not handed over"),
+    Owned("prefix-match-unit", "nothing: no test has shown its tokens right"),
     Owned("kv-cache-dtype-skip-layers", "nothing: all layers share one page size"),
     Owned("use-replayssm", "nothing: the connector does not carry its ring buffers"),
     Owned("replayssm-buffer-len", "nothing: the connector does not carry its ring buffers"),
