@@ -310,10 +310,11 @@ class ConsumerRank:
             return
         self._record(outcome, loading)
         sequence = loading.want.remote.sequence
-        if self._verifier is None or not self._verifier.begin(
-            order.request_id, link, read_request(loading), sequence, now
-        ):
-            self._end(loading, "", now)
+        if self._verifier is not None and self._verifier.looks_at(sequence):
+            request = read_request(loading)
+            if self._verifier.begin(order.request_id, link, request, sequence, now):
+                return
+        self._end(loading, "", now)
 
     def _take_verdicts(self, now: float) -> None:
         """Loads whose checksums were compared."""
@@ -327,8 +328,9 @@ class ConsumerRank:
     def _record(self, outcome: Outcome, loading: Loading) -> None:
         measured = outcome.bytes, outcome.descriptors
         predicted = loading.predicted_bytes, loading.predicted_descriptors
-        times = outcome.post_seconds, outcome.transfer_seconds
-        if not self._stats.load(measured, predicted, *times):
+        if not self._stats.load(
+            measured, predicted, outcome.post_seconds, outcome.transfer_seconds
+        ):
             remote = loading.want.remote
             self._mispredictions.tell(outcome.request, remote.engine_id, measured, predicted)
 
@@ -342,12 +344,13 @@ class ConsumerRank:
 
     def _end(self, loading: Loading, reason: str, now: float) -> None:
         """The load is over and no byte of it can be written any more."""
-        del self._loading[loading.order.request_id]
-        self._waiting.pop(loading.order.request_id, None)
+        request_id = loading.order.request_id
+        del self._loading[request_id]
+        self._waiting.pop(request_id, None)
         if not loading.reported:
             self._report(loading, reason, now)
         if loading.abandoned:
-            self._landed.append(loading.order.request_id)
+            self._landed.append(request_id)
 
     def _report(self, loading: Loading, reason: str, now: float) -> None:
         """What vLLM is to know, once, and what P is to know."""
@@ -359,7 +362,7 @@ class ConsumerRank:
         self._wants.let_go(request_id, now)
 
     def _give_up_overdue(self, now: float) -> None:
-        overdue = set(self._transfers.overdue(now))
+        overdue = frozenset(self._transfers.overdue(now))
         if not overdue:
             return
         # The link that such a read uses, and not its successor, which may be good.

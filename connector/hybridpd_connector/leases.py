@@ -77,8 +77,8 @@ class _Lease:
     sequence: int
     deadline: float
     pinned_at: float
-    readers: dict[str, tuple[int, set[int]]] = dataclasses.field(default_factory=dict)
-    seen_engines: set[str] = dataclasses.field(default_factory=set)
+    readers: dict[str, tuple[int, set[int]]]
+    seen_engines: set[str]
 
 
 class _End(NamedTuple):
@@ -128,9 +128,12 @@ class ProducerLeases:
             self._board.end(older.sequence)
         self._ends.pop(p_request, None)
         deadline = now + self._lease_seconds
-        self._held[p_request] = _Lease(sequence, deadline, now)
-        self._earliest_deadline = min(self._earliest_deadline, deadline)
-        early = self._early.pop(p_request, ())
+        self._held[p_request] = _Lease(sequence, deadline, now, {}, set())
+        if deadline < self._earliest_deadline:
+            self._earliest_deadline = deadline
+        if p_request not in self._early:
+            return
+        early = self._early.pop(p_request)
         self._early_releases -= len(early)
         for release in early:
             self._on_release(release)
@@ -171,17 +174,21 @@ class ProducerLeases:
         if release.sequence != lease.sequence:
             self._problems[STALE_SEQUENCE] += 1
             return
-        self._note_engine(lease, release.d_engine)
         if release.d_engine not in lease.seen_engines:
-            return
-        tp_size, ranks = lease.readers.setdefault(release.d_engine, (release.d_tp_size, set()))
-        if tp_size != release.d_tp_size:
-            self._problems[TP_SIZE_CHANGED] += 1
-            return
-        ranks.add(release.d_rank)
-        if len(ranks) == tp_size:
-            self._end(release.p_request, lease, release.d_engine)
-            self._released.append(release.p_request)
+            self._note_engine(lease, release.d_engine)
+            if release.d_engine not in lease.seen_engines:
+                return
+        if release.d_tp_size > 1 or lease.readers:
+            reading = lease.readers.setdefault(release.d_engine, (release.d_tp_size, set()))
+            tp_size, ranks = reading
+            if tp_size != release.d_tp_size:
+                self._problems[TP_SIZE_CHANGED] += 1
+                return
+            ranks.add(release.d_rank)
+            if len(ranks) < tp_size:
+                return
+        self._end(release.p_request, lease, release.d_engine)
+        self._released.append(release.p_request)
 
     def _release_without_lease(self, release: Release) -> None:
         end = self._ends.get(release.p_request)

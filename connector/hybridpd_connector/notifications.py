@@ -8,9 +8,8 @@ Version history: 1 = first.
 Everything is bounded: a message is at most ``MAX_BYTES``, a text ``MAX_TEXT`` characters.
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -20,6 +19,7 @@ from hybridpd_connector.errors import ConnectorError, VersionError, WireError
 MAGIC = b"HPDN"
 VERSION = 1
 _HEAD = MAGIC + bytes((VERSION,))
+_HEAD_BYTES = len(_HEAD)
 MAX_BYTES = 16 * 1024
 MAX_TEXT = 512
 MAX_TP_SIZE = 1024
@@ -58,8 +58,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Renew | Release)
 
 
-@dataclasses.dataclass(frozen=True)
-class Received:
+class Received(NamedTuple):
     """Messages in order of arrival, and the errors of what could not be decoded."""
 
     messages: tuple[Message, ...]
@@ -93,7 +92,7 @@ def decode(raw: bytes) -> Message:
     if len(raw) > MAX_BYTES or not raw.startswith(_HEAD):
         raise _not_ours(raw)
     try:
-        message = _decoder.decode(memoryview(raw)[len(_HEAD) :])
+        message = _decoder.decode(raw[_HEAD_BYTES:])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError("notification.body", "a renew or release message", str(error)) from error
     if isinstance(message, Release) and message.d_rank >= message.d_tp_size:

@@ -40,6 +40,11 @@ class Patience:
         worth = misses < MISSES or (misses - MISSES) % RETRY == RETRY - 1
         return Watch(key, now, worth and self.bound_seconds > 0)
 
+    def ended_at_once(self, key: Hashable) -> None:
+        """It has ended at the very first look: no ``Watch`` is needed to count that."""
+        if self._misses:
+            self._misses.pop(key, None)
+
     def lasts(self, watch: Watch, now: float) -> bool:
         """Is it still worth waiting for?"""
         return watch.worth and now - watch.since < self.bound_seconds

@@ -77,7 +77,9 @@ def transfer_blocks(
     chosen: list[tuple[int, ...]] = []
     for (kind, block_tokens, scratch_blocks), ids in zip(groups, block_ids, strict=True):
         if kind == "state":
-            chosen.append((state_block(ids, scratch_blocks),))
+            # One block and nothing else is what most requests have: no call for that.
+            alone = len(ids) == 1 and ids[0] > 0
+            chosen.append((ids[0] if alone else state_block(ids, scratch_blocks),))
             continue
         needed = -(-tokens // block_tokens)
         kept = tuple(ids if spare else ids[:needed])

@@ -58,6 +58,7 @@ COUNTS = (
     LEASES_RELEASED,
 )
 SECONDS = (POST_SECONDS, NOTICED_SECONDS, QUEUE_SECONDS)
+_LOAD_COUNTED = (READ_BYTES, READ_DESCRIPTORS, PREDICTED_BYTES, PREDICTED_DESCRIPTORS)
 _LOAD_OBSERVED = (
     LOAD_BYTES,
     LOAD_DESCRIPTORS,
@@ -276,16 +277,18 @@ class Stats:
         counts, kept = data["counts"], data["seconds"]
         read_bytes, descriptors = measured
         predicted_bytes, predicted_descriptors = predicted
-        so_far = counts.get
-        counts[READ_BYTES] = so_far(READ_BYTES, 0) + read_bytes
-        counts[READ_DESCRIPTORS] = so_far(READ_DESCRIPTORS, 0) + descriptors
-        counts[PREDICTED_BYTES] = so_far(PREDICTED_BYTES, 0) + predicted_bytes
-        counts[PREDICTED_DESCRIPTORS] = so_far(PREDICTED_DESCRIPTORS, 0) + predicted_descriptors
         if LOAD_BYTES not in kept:
+            for name in _LOAD_COUNTED:
+                counts.setdefault(name, 0)
             for name in _LOAD_OBSERVED:
                 kept.setdefault(name, [])
-        if len(kept[LOAD_BYTES]) < MAX_OBSERVATIONS:
-            kept[LOAD_BYTES].append(read_bytes)
+        counts[READ_BYTES] += read_bytes
+        counts[READ_DESCRIPTORS] += descriptors
+        counts[PREDICTED_BYTES] += predicted_bytes
+        counts[PREDICTED_DESCRIPTORS] += predicted_descriptors
+        read = kept[LOAD_BYTES]
+        if len(read) < MAX_OBSERVATIONS:
+            read.append(read_bytes)
             kept[LOAD_DESCRIPTORS].append(descriptors)
             kept[PREDICTED_LOAD_BYTES].append(predicted_bytes)
             kept[PREDICTED_LOAD_DESCRIPTORS].append(predicted_descriptors)

@@ -127,11 +127,15 @@ class Verifier:
         views = link.sums.views.values() if link.sums else ()
         return any(read.view is view for read in self._orphans for view in views)
 
+    def looks_at(self, sequence: int) -> bool:
+        """Is this one of the loads that are compared?"""
+        return sequence % self._every == 0
+
     def begin(
         self, request_id: str, link: PeerLink, read: ReadRequest, sequence: int, now: float
     ) -> bool:
         """All bytes of a load are here. True: ``poll`` gives its verdict; False: report it now."""
-        if sequence % self._every:
+        if not self.looks_at(sequence):
             return False
         try:
             check = self._build(request_id, link.sums, read, sequence, now)
