@@ -30,7 +30,7 @@ else:
     HIT_SOURCE = CacheHitSource.P2P
 
 from hybridpd_connector.closing import close_within
-from hybridpd_connector.metadata import NO_ORDERS, RequestFacts, StepOrders
+from hybridpd_connector.metadata import NO_ORDERS, NO_RESULTS, RequestFacts, StepOrders
 from hybridpd_connector.vllm_compat import check_engine, names_items_by_content
 from hybridpd_connector.vllm_metrics import HybridPromMetrics, HybridStats, stats_from
 
@@ -249,6 +249,8 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results, reasons = self._rank.poll()
+        if results is NO_RESULTS:
+            return KVConnectorTransferResults()
         self._reasons.update(reasons)
         return KVConnectorTransferResults(
             finished_sending=set(results.sent),
@@ -297,7 +299,8 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         return self._worker
 
     def _absorb(self, metadata: KVConnectorMetadata) -> None:
-        if isinstance(metadata, ConnectorMetadata):
+        # Of most steps, and each shows it twice.
+        if metadata is not NOTHING and isinstance(metadata, ConnectorMetadata):
             self._rank.absorb(metadata.orders)
 
 

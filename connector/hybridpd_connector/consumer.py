@@ -16,7 +16,7 @@ apart; nothing that holds it waits for a peer, so neither can the engine.
 import dataclasses
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from hybridpd_connector import stats
 from hybridpd_connector.agent_api import Agent
@@ -25,7 +25,7 @@ from hybridpd_connector.failure_reasons import join
 from hybridpd_connector.lease_board import BoardCheck
 from hybridpd_connector.loading import Loading, read_request
 from hybridpd_connector.meetings import Meetings
-from hybridpd_connector.metadata import Interest, LateReads, Load
+from hybridpd_connector.metadata import NOTHING_ENDED, Interest, LateReads, Load
 from hybridpd_connector.mispredictions import Mispredictions
 from hybridpd_connector.peer_link import LinkBuilder, LocalCache, PeerLink
 from hybridpd_connector.peer_state import PeerState
@@ -167,13 +167,15 @@ class ConsumerRank:
             checking = self._verifier is not None and self._verifier.hopeful(now)
             return self._transfers.hopeful or checking
 
-    def report(self, now: float) -> tuple[frozenset[str], dict[str, str]]:
+    def report(self, now: float) -> tuple[frozenset[str], Mapping[str, str]]:
         """(requests whose load ended, reasons of those that failed), each named once. A reason may
         have a detail, see ``failure_reasons``."""
         with self._lock:
             self._give_up_overdue(now)
             if self._verifier is not None:
                 self._verifier.end_step()
+            if not self._received:  # every failed one is also in there
+                return NOTHING_ENDED
             received, failed = frozenset(self._received), dict(self._failed)
             self._received.clear()
             self._failed.clear()
@@ -328,9 +330,8 @@ class ConsumerRank:
     def _record(self, outcome: Outcome, loading: Loading) -> None:
         measured = outcome.bytes, outcome.descriptors
         predicted = loading.predicted_bytes, loading.predicted_descriptors
-        if not self._stats.load(
-            measured, predicted, outcome.post_seconds, outcome.transfer_seconds
-        ):
+        times = outcome.post_seconds, outcome.transfer_seconds
+        if not self._stats.load(measured, predicted, *times):
             remote = loading.want.remote
             self._mispredictions.tell(outcome.request, remote.engine_id, measured, predicted)
 

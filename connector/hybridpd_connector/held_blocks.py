@@ -42,7 +42,7 @@ class HeldBlocks:
     @property
     def count(self) -> int:
         """Blocks that are held."""
-        return sum(map(len, self._held.values()))
+        return sum(map(len, self._held.values())) if self._held else 0
 
     def bind(self, pool: BlockPool) -> None:
         """vLLM has made its pool. Before that nothing can be held, and nothing is loaded."""

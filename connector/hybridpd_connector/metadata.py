@@ -5,6 +5,7 @@ metadata more than once; a step that is seen again is ignored as a whole.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from hybridpd_connector.transfer_params import RemotePrefill
@@ -84,6 +85,12 @@ class TransferResults(NamedTuple):
     sent: frozenset[str] = frozenset()
     received: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
+
+
+NO_RESULTS = TransferResults()
+"""Of most steps: nothing has ended, and no reason is told."""
+NOTHING_ENDED: tuple[frozenset[str], Mapping[str, str]] = frozenset(), MappingProxyType({})
+"""The same of one side: (what ended, reasons)."""
 
 
 class LateReads(NamedTuple):

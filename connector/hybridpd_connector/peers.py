@@ -194,14 +194,14 @@ class PeerBook(Generic[V]):
     def expire(self, now: float) -> tuple[str, ...]:
         """Evict peers that no request wanted for ``idle_seconds``; returns their engine ids."""
         longest = self._limits.idle_seconds
-        idle = tuple(
-            engine_id
-            for engine_id, peer in self._peers.items()
-            if now - peer.used_at >= (longest if peer.idle_seconds is None else peer.idle_seconds)
-        )
+        idle: list[str] = []
+        for engine_id, peer in self._peers.items():
+            bound = longest if peer.idle_seconds is None else peer.idle_seconds
+            if now - peer.used_at >= bound:
+                idle.append(engine_id)
         for engine_id in idle:
             self._drop(self._peers[engine_id])
-        return idle
+        return tuple(idle)
 
     def ready(self) -> dict[str, V]:
         """Values of all ready peers by engine id."""
@@ -368,6 +368,8 @@ class PeerManager(Generic[V]):
 
     def _discard_all(self) -> None:
         waiting = self._discarding + self._book.take_discarded()
+        if not waiting:
+            return
         self._discarding = [value for value in waiting if not self._discarded(value)]
 
     def _discarded(self, value: V) -> bool:

@@ -157,9 +157,10 @@ class Wants:
 
     def drop_left(self, now: float) -> None:
         """Drop the prefills of requests that have let go, and let go for long enough."""
-        left, self._left = self._left, []
-        for want, request_id in left:
-            self._drop(want, request_id, now)
+        if self._left:
+            left, self._left = self._left, []
+            for want, request_id in left:
+                self._drop(want, request_id, now)
         while self._lingering and self._lingering[0][0] <= now:
             _, want, request_id = self._lingering.popleft()
             self._drop(want, request_id, now)

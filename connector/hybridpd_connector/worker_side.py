@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from hybridpd_connector import stats
@@ -22,7 +21,14 @@ from hybridpd_connector.leases import ProducerLeases
 from hybridpd_connector.link_probe import LinkProber, Scratch
 from hybridpd_connector.link_watch import LinkRules, LinkWatch
 from hybridpd_connector.meetings import Meetings
-from hybridpd_connector.metadata import LateReads, Pin, StepOrders, TransferResults
+from hybridpd_connector.metadata import (
+    NO_RESULTS,
+    NOTHING_ENDED,
+    LateReads,
+    Pin,
+    StepOrders,
+    TransferResults,
+)
 from hybridpd_connector.named_peers import PeerName
 from hybridpd_connector.notifications import decode_all
 from hybridpd_connector.patience import Patience
@@ -120,9 +126,6 @@ class Ticker:
             logger.exception("%s: tick failed, going on", threading.current_thread().name)
 
 
-_NOTHING_ENDED: tuple[frozenset[str], Mapping[str, str]] = frozenset(), MappingProxyType({})
-
-
 class ProducerRank:
     """One P rank: the leases of its prefills, and the progress that readers need of it."""
 
@@ -151,7 +154,7 @@ class ProducerRank:
         anything expires."""
         arrived = self._pump.take()
         if not arrived and self._leases.quiet(now):
-            return _NOTHING_ENDED
+            return NOTHING_ENDED
         received = decode_all(arrived)
         if received.errors:
             count, first = len(received.errors), received.errors[0]
@@ -320,15 +323,17 @@ class WorkerHalf:
         """What ended since the last call, and why loads failed and leases expired. One pass."""
         now = self._clock()
         self._progress.stepped(now)
-        sent, expired = _NOTHING_ENDED
-        reasons, self._refused = self._refused, {}
-        received = frozenset(reasons)
+        (sent, expired), (received, reasons) = NOTHING_ENDED, NOTHING_ENDED
+        if self._refused:
+            received, reasons, self._refused = frozenset(self._refused), self._refused, {}
         if self._producer is not None:
             sent, expired = self._producer.poll(now)
         if self._consumer is not None:
             if self._consumer.waiting:
                 self._consumer.start(now)
             received, reasons = self._consumer.report(self._look(self._consumer, now))
+        if not (sent or received or reasons or expired):
+            return NO_RESULTS, {}
         return TransferResults(sent, received, frozenset(reasons)), {**expired, **reasons}
 
     def take_late(self) -> LateReads:
