@@ -36,7 +36,7 @@ class _Decoded:
     failure: str = ""
     detail: str = ""
     claimed: int = 0
-    block_ids: tuple[tuple[int, ...], ...] = ()
+    block_ids: Sequence[Sequence[int]] = ()
     state: Decode = Decode.WAITING
 
     @property
@@ -129,6 +129,7 @@ class DecodeSide:
     ) -> None:
         """Blocks were allocated, for a load (``external_tokens`` > 0) or for computing here.
 
+        ``block_ids`` is kept, and not to be changed by its maker.
         ``cached_tokens``: what vLLM takes from its own cache. Attention may have hit all N-1
         tokens, so that nothing was claimed, while the recurrent state is cached for fewer: then
         vLLM goes back to those and computes the rest.
@@ -158,7 +159,7 @@ class DecodeSide:
             except StateError:
                 logger.exception("request %s is not loaded", request_id)
                 refusal = BAD_BLOCKS
-        item.block_ids = tuple(map(tuple, block_ids))
+        item.block_ids = block_ids
         self._loads.append(Load(request_id, blocks, item.tokens - external_tokens, refusal))
 
     def explain(self, request_id: str, text: str) -> None:

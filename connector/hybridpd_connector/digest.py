@@ -56,11 +56,12 @@ def prompt_digest(
 
 def _packed(token_ids: Sequence[int], count: int) -> bytes:
     """The first ``count`` ids. Most of the cost: one call for all, no copy of the list."""
+    length = len(token_ids)
     packed = _encode(token_ids)
-    end, length = len(packed), len(token_ids)
-    if count < length:
-        end -= len(_encode(token_ids[count:])) - _array_head(length - count)
-    return packed[_array_head(length) : end]
+    if count == length:
+        return packed[_array_head(length) :]
+    behind = _encode(token_ids[count:])
+    return packed[_array_head(length) : len(packed) - len(behind) + _array_head(length - count)]
 
 
 def _array_head(length: int) -> int:

@@ -12,8 +12,8 @@ vllm-router and the llm-d sidecar relay verbatim; ours are under ``hybridpd``.
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 from hybridpd_connector.errors import ParamsError
 
@@ -33,7 +33,6 @@ MAX_SEQUENCE = (1 << 53) - 1
 _is_host = re.compile(r"[A-Za-z0-9_.:%\-]{1,253}").fullmatch
 _is_digest = re.compile(r"[0-9a-f]{64}").fullmatch
 _LISTS = (list, tuple)
-Ids = TypeVar("Ids", list[int], tuple[int, ...])
 _INT_ONLY = frozenset((int,))
 _MANY = 4
 _HINT = "the router must pass kv_transfer_params of the prefill answer on unchanged"
@@ -121,7 +120,7 @@ def parse_load(params: Mapping[Any, Any], prompt_tokens: int = MAX_TOKENS) -> Re
         _text(params, "remote_request_id"),
         _host(params, "remote_host"),
         _integer(params, "remote_port", 1, 65535),
-        tuple(_block_ids(params, "remote_block_ids", most, tuple)),
+        _block_ids(params, "remote_block_ids", most),
         _integer(params, "tp_size", 1, MAX_TP_SIZE),
         tokens,
         _digest(ours, "digest"),
@@ -132,18 +131,21 @@ def parse_load(params: Mapping[Any, Any], prompt_tokens: int = MAX_TOKENS) -> Re
 
 
 def answer(prefill: RemotePrefill) -> dict[str, Any]:
-    """P's answer as JSON-able values. What it builds, ``parse_decode`` accepts or this raises."""
+    """P's answer as values that become JSON. What it builds, ``parse_decode`` accepts or this
+    raises."""
+    engine_id, request_id, host, port, _, tp_size, tokens, digest, lease, sequence, seal = prefill
+    _check_engine(engine_id, host, port, tp_size, lease)
     params = _document(prefill)
-    _check_engine(
-        prefill.engine_id, prefill.host, prefill.port, prefill.tp_size, prefill.lease_seconds
-    )
-    ours = params["hybridpd"]
-    tokens = _integer(ours, "tokens", 0, MAX_TOKENS, "hybridpd.")
-    _text(params, "remote_request_id")
-    params["remote_block_ids"] = _block_ids(params, "remote_block_ids", tokens, list)
-    _digest(ours, "digest")
-    _integer(ours, "sequence", 1, MAX_SEQUENCE, "hybridpd.")
-    _digest(ours, "seal")
+    if not (
+        type(tokens) is int and 0 <= tokens <= MAX_TOKENS
+        and type(sequence) is int and 1 <= sequence <= MAX_SEQUENCE
+        and 1 <= len(request_id) <= MAX_TEXT and request_id.isprintable()
+        and _is_digest(digest) and _is_digest(seal)
+    ):  # fmt: skip
+        # Told at once when all is right, which it is but for what a client has named; this names
+        # what is not.
+        parse_decode(params)
+    _block_ids(params, "remote_block_ids", tokens)
     return params
 
 
@@ -216,15 +218,13 @@ def _integer(params: Mapping[Any, Any], key: str, low: int, high: int, prefix: s
     return value
 
 
-def _block_ids(
-    params: Mapping[Any, Any], key: str, tokens: int, group_of: Callable[[Any], Ids]
-) -> list[Ids]:
+def _block_ids(params: Mapping[Any, Any], key: str, tokens: int) -> tuple[tuple[int, ...], ...]:
     value = params.get(key)
     if not isinstance(value, _LISTS) or not 1 <= len(value) <= MAX_GROUPS:
         expected = f"1 to {MAX_GROUPS} lists, one per KV-cache group"
         raise ParamsError(f"kv_transfer_params.{key}", expected, value, _HINT)
     most, total = tokens or 1, 0
-    groups: list[Ids] = []
+    groups: list[tuple[int, ...]] = []
     for index, group in enumerate(value):
         if type(group) is not list and not isinstance(group, _LISTS):
             raise _wrong_group(key, index, "a list of block ids", group)
@@ -240,8 +240,8 @@ def _block_ids(
             # bool is an int in Python, and 1.0 may be compared with one.
             if type(block_id) is not int or not 0 <= block_id <= MAX_BLOCK_ID:
                 raise _wrong_group(key, index, f"block ids from 0 to {MAX_BLOCK_ID}", block_id)
-        groups.append(group_of(group))
-    return groups
+        groups.append(tuple(group))
+    return tuple(groups)
 
 
 def _wrong_group(key: str, index: int, expected: str, got: object) -> ParamsError:

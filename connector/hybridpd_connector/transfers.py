@@ -49,44 +49,16 @@ class SourceRead(NamedTuple):
     check: BoardCheck | None
 
 
-class Outcome(NamedTuple):
-    """How one load ended. Bytes and descriptors are the transfer library's own counts.
+@dataclasses.dataclass(slots=True)
+class Outcome:
+    """A load, and how it has ended once ``poll`` gives it out: nothing changes after that.
 
+    ``parts``: how many are open. Bytes and descriptors are the transfer library's own counts.
     ``reason`` is "" for a good load, ``detail`` what is known beyond it. ``peer``: whose fault it
     was, "" when nobody's. ``peer_broken``: the connection to it failed, drop it. ``post_seconds``
     is the sum over parts, ``transfer_seconds`` the longest part, from its post until the poll that
     noticed its end.
     """
-
-    request: str
-    ok: bool
-    reason: str
-    peer: str
-    peer_broken: bool
-    bytes: int
-    descriptors: int
-    post_seconds: float
-    transfer_seconds: float
-    detail: str = ""
-
-
-@dataclasses.dataclass(slots=True)
-class _Part:
-    """A part that has not ended. ``read``: what it waits for, its own read or, when ``probe`` is
-    set, that of the question to the lease board; ``watch``: since the first look at that. Of its
-    ``SourceRead`` only what is still needed: ranges are many, and so may be the parts."""
-
-    load: "_Load"
-    peer: str
-    check: BoardCheck | None
-    read: PostedRead
-    probe: BoardProbe | None = None
-    watch: Watch | None = None
-
-
-@dataclasses.dataclass(slots=True)
-class _Load:
-    """A load whose outcome has not been given out; ``parts``: how many of its parts are open."""
 
     request: str
     deadline: float
@@ -100,6 +72,10 @@ class _Load:
     post_seconds: float = 0.0
     transfer_seconds: float = 0.0
 
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
     def fail(self, reason: str, peer: str = "", *, broken: bool = False, detail: str = "") -> None:
         """The first reason stays; a broken peer is remembered whenever it shows."""
         if not self.reason:
@@ -107,12 +83,19 @@ class _Load:
         if broken:
             self.peer, self.peer_broken = peer, True
 
-    def outcome(self) -> Outcome:
-        # In the order of the fields: names would make it take twice as long.
-        return Outcome(
-            *(self.request, not self.reason, self.reason, self.peer, self.peer_broken),
-            *(self.bytes, self.descriptors, self.post_seconds, self.transfer_seconds, self.detail),
-        )
+
+@dataclasses.dataclass(slots=True)
+class _Part:
+    """A part that has not ended. ``read``: what it waits for, its own read or, when ``probe`` is
+    set, that of the question to the lease board; ``watch``: since the first look at that. Of its
+    ``SourceRead`` only what is still needed: ranges are many, and so may be the parts."""
+
+    load: Outcome
+    peer: str
+    check: BoardCheck | None
+    read: PostedRead
+    probe: BoardProbe | None = None
+    watch: Watch | None = None
 
 
 class Transfers:
@@ -123,10 +106,10 @@ class Transfers:
         self._boards = boards
         self._patience = patience or Patience(0.0)
         self._hopeful = False
-        self._loads: dict[str, _Load] = {}
+        self._loads: dict[str, Outcome] = {}
         # Looked at in every step, maybe hundreds of them: flat, and without the ended ones.
         self._open: list[_Part] = []
-        self._over: list[_Load] = []
+        self._over: list[Outcome] = []
         # No load ends its time before this.
         self._earliest_deadline = math.inf
 
@@ -156,7 +139,7 @@ class Transfers:
         """
         if request in self._loads:
             raise StateError(f"load {request}", "submitted once until it ends", "submitted again")
-        load = self._loads[request] = _Load(request, deadline)
+        load = self._loads[request] = Outcome(request, deadline)
         self._earliest_deadline = min(self._earliest_deadline, deadline)
         for source in sources:
             try:
@@ -190,7 +173,7 @@ class Transfers:
             del self._loads[load.request]
         if now >= self._earliest_deadline:
             self._fail_late(now)
-        return [load.outcome() for load in over]
+        return over
 
     @property
     def hopeful(self) -> bool:
@@ -271,7 +254,7 @@ class Transfers:
         if not self._boards.finish(probe):
             raise StateError(f"load {load.request}", "to finish an ended probe", "still in flight")
 
-    def _count(self, load: _Load, read: PostedRead) -> None:
+    def _count(self, load: Outcome, read: PostedRead) -> None:
         try:
             telemetry = self._agent.telemetry(read)
         except AgentError as error:

@@ -1,5 +1,7 @@
 """The scheduler half over plain values: what it claims, pins, orders, and answers."""
 
+import json
+
 import pytest
 from connector_engines import TO_PREFILL
 
@@ -104,7 +106,7 @@ def test_the_answer_of_a_prefill():
     prefiller.on_new_request(facts("p", TO_PREFILL))
     kept, params = prefiller.on_finished("p", 39, ([7], [4, 5, 6, 8]))
     assert kept
-    assert params["remote_block_ids"] == [[7], [4, 5, 6]]
+    assert json.loads(json.dumps(params))["remote_block_ids"] == [[7], [4, 5, 6]]
     assert params["hybridpd"]["tokens"] == 39
     assert params["remote_request_id"] == "p"
     assert [pin.request_id for pin in prefiller.build_orders().pins] == ["p"]
