@@ -166,7 +166,14 @@ class LayerBuilder:
             )
         model = self._vllm_config.model_config
         heads = spec.num_kv_heads if latent else model.get_total_num_kv_heads()
-        return attention_layer(name, group, slot, heads, planes)
+        layer = attention_layer(name, group, slot, heads, planes)
+        expected = units_per_rank(layer.sections[0].section, 1 if latent else self._tp_size)
+        if spec.num_kv_heads != expected:
+            # Some models have layers of several kinds: reads would leave heads out.
+            raise UnsupportedEngineError(
+                f"KV heads of {name}", f"{expected}, as the model says", spec.num_kv_heads
+            )
+        return layer
 
     def _kv_dtype_of(self, spec: Any) -> str:
         """The kinds of fp8 share one torch dtype: vLLM's setting tells them apart."""

@@ -170,6 +170,14 @@ def wrong_heads(rank):
     rank.tensors[ATTENTION[0]] = rank.tensors[ATTENTION[0]].reshape(BLOCKS, 4, BLOCK_TOKENS, 32)
 
 
+def more_heads_than_the_model_says(rank):
+    rank.vllm.model_config.get_total_num_kv_heads = lambda: 1
+
+
+def fewer_heads_than_the_model_says(rank):
+    rank.vllm.model_config.get_total_num_kv_heads = lambda: 4
+
+
 def no_tensor(rank):
     del rank.tensors[ATTENTION[1]]
 
@@ -187,6 +195,8 @@ def other_layout(rank):
     [
         (wrong_address, f"cache of {STATE[1]}"),
         (wrong_stride, f"cache of {STATE[0]}"),
+        (more_heads_than_the_model_says, r"KV heads of .*: expected 1, as the model says, got 2"),
+        (fewer_heads_than_the_model_says, r"KV heads of .*: expected 4, as the model says, got 2"),
         (wrong_heads, f"cache of {ATTENTION[0]}"),
         (no_tensor, ATTENTION[1]),
         (other_kernel, "neon"),
