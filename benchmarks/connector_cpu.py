@@ -6,8 +6,8 @@ scheduler and worker sides. vLLM's scheduler and worker objects are made without
 which want a running engine (see `intree.py`). Told is CPU time of the calling thread, in
 microseconds per request, with 1 to 256 requests in flight at once, what one step costs while so
 many reads are in flight, and last, what a step without any transfer costs, scheduler and worker
-together. Medians of the rounds. "cold": the CPU's caches were swept before each call, as by the
-model's work between two requests.
+together. Medians of the rounds, without garbage collections. "cold": the CPU's caches were swept
+before each call, as by the model's work between two requests.
 
     python benchmarks/connector_cpu.py [--prompt 2000]
 """
@@ -369,9 +369,7 @@ def main() -> None:
     ours, theirs = Ours(shape), Theirs(shape)
     print(f"{options.model}, TP 1, prompt of {options.prompt} tokens; CPU us per request")
     print(f"{'':<42}{'in flight':>10}{'ours':>10}{'in-tree':>10}{'ratio':>8}")
-    # As vLLM does when an engine has started: what is there is no work for the garbage collector.
-    gc.collect()
-    gc.freeze()
+    gc.disable()  # Rounds are alike: a collection would fall into the same call of each.
     serial = 0
     for count, cold in (*((count, False) for count in IN_FLIGHT), (1, True)):
         own, other = Meter(cold), Meter(cold)

@@ -122,11 +122,11 @@ class ProducerLeases:
         A request id that is still held is replaced: its older lease ends on the board at once, and
         the id is reported once, with the newer lease.
         """
-        older = self._held.pop(p_request, None)
-        if older is not None:
+        if p_request in self._held:
             self._problems[PINNED_TWICE] += 1
-            self._board.end(older.sequence)
-        self._ends.pop(p_request, None)
+            self._board.end(self._held.pop(p_request).sequence)
+        if p_request in self._ends:
+            del self._ends[p_request]
         deadline = now + self._lease_seconds
         self._held[p_request] = _Lease(sequence, deadline, now, {}, set())
         if deadline < self._earliest_deadline:
@@ -174,12 +174,14 @@ class ProducerLeases:
         if release.sequence != lease.sequence:
             self._problems[STALE_SEQUENCE] += 1
             return
-        if release.d_engine not in lease.seen_engines:
-            self._note_engine(lease, release.d_engine)
-            if release.d_engine not in lease.seen_engines:
+        engine, seen = release.d_engine, lease.seen_engines
+        # One rank, and nobody else was heard of: it ends the lease, whatever is noted of it.
+        alone = release.d_tp_size == 1 and not lease.readers and (not seen or seen == {engine})
+        if not alone:
+            self._note_engine(lease, engine)
+            if engine not in seen:
                 return
-        if release.d_tp_size > 1 or lease.readers:
-            reading = lease.readers.setdefault(release.d_engine, (release.d_tp_size, set()))
+            reading = lease.readers.setdefault(engine, (release.d_tp_size, set()))
             tp_size, ranks = reading
             if tp_size != release.d_tp_size:
                 self._problems[TP_SIZE_CHANGED] += 1
@@ -187,7 +189,7 @@ class ProducerLeases:
             ranks.add(release.d_rank)
             if len(ranks) < tp_size:
                 return
-        self._end(release.p_request, lease, release.d_engine)
+        self._end(release.p_request, lease, engine)
         self._released.append(release.p_request)
 
     def _release_without_lease(self, release: Release) -> None:

@@ -144,10 +144,10 @@ class ProducerRank:
         return self._leases.held
 
     def pin(self, pins: Iterable[Pin], now: float) -> None:
-        for pin in pins:
-            self._leases.pin(pin.request_id, pin.sequence, now)
+        for request_id, sequence, tokens, block_ids in pins:
+            self._leases.pin(request_id, sequence, now)
             if self.sums is not None:
-                self.sums.state(pin.sequence, pin.tokens, pin.block_ids)
+                self.sums.state(sequence, tokens, block_ids)
 
     def poll(self, now: float) -> tuple[frozenset[str], Mapping[str, str]]:
         """(requests whose lease ended, reasons of those that expired). Notifications count before
