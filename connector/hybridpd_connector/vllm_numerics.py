@@ -15,12 +15,17 @@ MAX_SHOWN_CHARS = 400
 TOLD = ("quantization", "quantization_config", "hf_overrides", "hf_config_path")
 """Fields of vLLM's model configuration; those that hold nothing are left out."""
 
+TOLD_OF_ITEMS = ("mm_processor_kwargs", "mm_encoder_attn_dtype", "video_pruning_rate")
+"""The same of its part about images and other items: their names do not tell it."""
+
 
 def numerics_of(model_config: Any) -> str:
     """Equal texts for engines that were told the same: ``dtype bfloat16, quantization fp8``."""
     parts = [f"dtype {str(model_config.dtype).removeprefix('torch.')}"]
-    for field in TOLD:
-        value = getattr(model_config, field, None)
+    items = getattr(model_config, "multimodal_config", None)
+    fields = [(model_config, name) for name in TOLD] + [(items, name) for name in TOLD_OF_ITEMS]
+    for part, field in fields:
+        value = getattr(part, field, None)
         if value:
             parts.append(f"{field} {_shown(value)}")
     parts += _rope_factors(model_config)

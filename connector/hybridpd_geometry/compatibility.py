@@ -137,7 +137,7 @@ def _numerics(ours: CacheLayout, theirs: CacheLayout) -> Iterator[Mismatch]:
         theirs.numerics,
         True,
         "One engine computes other numbers than the other from the same weights.",
-        "Set the same --dtype, --quantization, --hf-overrides (and --max-model-len) on both sides.",
+        "Give the flags that are named here, and --max-model-len, the same values on both sides.",
     )
 
 

@@ -43,6 +43,14 @@ def test_an_engine_that_was_told_nothing():
         ({"quantization": "fp8"}, "quantization fp8"),
         ({"hf_overrides": {"b": 1, "a": {"c": 2}}}, 'hf_overrides {"a":{"c":2},"b":1}'),
         ({"hf_overrides": shorten}, 'hf_overrides "shorten"'),
+        (
+            {"multimodal_config": SimpleNamespace(mm_processor_kwargs={"max_pixels": 4})},
+            'mm_processor_kwargs {"max_pixels":4}',
+        ),
+        (
+            {"multimodal_config": SimpleNamespace(video_pruning_rate=0.5)},
+            "video_pruning_rate 0.5",
+        ),
         ({"hf_config_path": "/other"}, "hf_config_path /other"),
         (
             {"quantization_config": Quantized(Quantized(None, []), ["head"])},

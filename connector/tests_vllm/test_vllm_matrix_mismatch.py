@@ -47,7 +47,10 @@ def refusal(pair):
     ("difference", "way_out"),
     [
         ("revision is two here and one there", "Pin the same --revision on both sides."),
-        ('bfloat16, hf_overrides {"layer_norm_epsilon":0.5} here and ', "Set the same --dtype, "),
+        (
+            'bfloat16, hf_overrides {"layer_norm_epsilon":0.5} here and ',
+            "the same values on both sides",
+        ),
         ("kv_dtype is bfloat16 here and float32 there", "Set the same --kv-cache-dtype"),
         ("conv_dtype is bfloat16 here and float32 there", "Set the same --mamba-cache-dtype"),
         ("conv_layout is SD here and DS there", "Set VLLM_SSM_CONV_STATE_LAYOUT=DS on both sides."),
