@@ -13,6 +13,7 @@ import hmac
 
 import msgspec
 
+from hybridpd_connector.digest import feed
 from hybridpd_connector.transfer_params import RemotePrefill
 
 KEY_BYTES = 32
@@ -36,7 +37,7 @@ def seal_of(key: bytes, prefill: RemotePrefill) -> str:
         texts = [text.encode("utf-8", "surrogatepass") for text in (engine_id, request_id, digest)]
         offered = _encode((*texts, block_ids, numbers))
     state = _keyed(key).copy()
-    state.update(offered)
+    feed(state, offered)
     return state.hexdigest()
 
 

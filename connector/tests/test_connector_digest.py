@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridpd_connector.digest import prompt_digest
+from hybridpd_connector.digest import feed, prompt_digest
 
 # Ids that fit the short form, and some that do not.
 ids = st.integers(0, 2**32 - 1) | st.sampled_from([-1, 127, 128, 255, 256, 65535, 65536, 2**32,
@@ -78,6 +79,16 @@ def test_the_length_of_the_list_is_not_in_its_bytes_twice(count, behind):
     tag, no_context = b"hybridpd-prompt-3", bytes(24)
     written = tag + struct.pack("<qq", count, len(encoded)) + encoded + no_context
     assert prompt_digest(prompt + behind, count) == hashlib.sha256(written).hexdigest()
+
+
+@pytest.mark.parametrize("length", [0, 1, 2046, 2047, 2048, 4094, 4095, 10000])
+def test_no_piece_is_so_large_that_hashing_lets_go_of_the_interpreter(length):
+    pieces = []
+    data = bytes(at % 251 for at in range(length))
+    feed(SimpleNamespace(update=pieces.append), data)
+    assert b"".join(pieces) == data
+    # `hashlib`: "releases the GIL for data larger than 2047 bytes".
+    assert all(len(piece) <= 2047 for piece in pieces)
 
 
 def test_any_sequence_of_integers_will_do():
