@@ -150,7 +150,6 @@ def traced(name: str, needs: str, options: str, seconds: int, cpu: str) -> Step:
         seconds=seconds,
         needs=needs,
         gpus=2,
-        tried=False,
     )
 
 
@@ -162,7 +161,7 @@ def unequal(prefill_tp: int, decode_tp: int) -> tuple[Step, ...]:
     points = "load --concurrency 1,8,32,128 --repeats 2 --output 100 --no-colocated"
     cpu = f"load --concurrency 1 --no-colocated {SMALL_LOAD}"
     return (
-        fleet(name, start, 250, tried=False),
+        fleet(name, start, 130, tried=False),
         load(f"load-{prefill_tp}-{decode_tp}", name, points, 130, cpu, tried=False),
         load(f"report-{prefill_tp}-{decode_tp}", name, "report", 3, "report", tried=False),
         stop(f"stop-{prefill_tp}-{decode_tp}", name),
@@ -184,19 +183,17 @@ STEPS: tuple[Step, ...] = (
         "qwen3-next",
         "1-1",
         TRITON,
-        tried=False,
         seconds=150,  # its kernels are compiled in 100 s, by each engine, when no cache has them
     ),
-    tokens("tokens-falcon-h1", "falcon-h1", "1-2,2-1", tried=False),
-    tokens("tokens-jamba", "jamba", "1-1,1-2,2-1", tried=False, on_cpu=False),
-    tokens("tokens-kimi", "kimi-linear", "1-1", TRITON, tried=False, seconds=180, on_cpu=False),
+    tokens("tokens-falcon-h1", "falcon-h1", "1-2,2-1", seconds=90),
+    tokens("tokens-jamba", "jamba", "1-1,1-2,2-1", seconds=85, on_cpu=False),
+    tokens("tokens-kimi", "kimi-linear", "1-1", TRITON, seconds=185, on_cpu=False),
     tokens(  # its kernels are compiled anew for half of the heads
         "tokens-kimi-tp2",
         "kimi-linear",
         "1-2,2-1",
         TRITON,
-        tried=False,
-        seconds=150,
+        seconds=100,
         on_cpu=False,
     ),
     matrix(
@@ -223,35 +220,31 @@ STEPS: tuple[Step, ...] = (
         "posting-parts",
         "benchmarks/posting_parts.py --device cuda --busy",
         "benchmarks/posting_parts.py --requests 20 --busy",
-        25,
+        15,
         gpus=2,
-        tried=False,
     ),
     cost(  # the way where the driver's memset cannot be had
         "posting-parts-torch",
         "benchmarks/posting_parts.py --device cuda --busy --zero-by torch",
         "benchmarks/posting_parts.py --requests 20 --busy --zero-by torch",
-        25,
+        15,
         gpus=2,
-        tried=False,
     ),
     cost(
         "post-cost",
         "benchmarks/post_cost.py --device cuda --tokens 1000,2000,3000",
         "benchmarks/post_cost.py --tokens 1000 --rounds 10",
-        60,
+        55,
         gpus=2,
-        tried=False,
     ),
     cost(
         "first-request",
         "benchmarks/first_request.py --device cuda",
         "benchmarks/first_request.py --repeats 2",
-        110,  # five fresh pairs for each of two rows
+        50,  # five fresh pairs for each of two rows
         gpus=2,
-        tried=False,
     ),
-    fleet("fleet-1-1", "--model nano64 --tp 1,1 --start-seconds 500", 200),
+    fleet("fleet-1-1", "--model nano64 --tp 1,1 --start-seconds 500", 110),
     load(
         "load-one-client",
         "fleet-1-1",
@@ -271,18 +264,16 @@ STEPS: tuple[Step, ...] = (
         "fleet-1-1",
         "load --concurrency 1 --repeats 3 --requests 25 --output 24 --no-colocated --warm "
         "--spin 0,2,all --label awake",
-        95,
+        80,
         f"load --concurrency 1 --no-colocated --warm --spin 0,1 --label awake {SMALL_LOAD}",
-        tried=False,
     ),
     load(
         "load-alone",
         "fleet-1-1",
         "load --concurrency 1,8 --repeats 3 --requests 10 --input 100 --output 100 --no-colocated "
         "--warm --alone decode,prefill",
-        70,
+        65,
         f"load --concurrency 1,2 --no-colocated --warm --alone decode,prefill {SMALL_LOAD}",
-        tried=False,
     ),
     *(
         load(
@@ -293,16 +284,16 @@ STEPS: tuple[Step, ...] = (
             f"load --concurrency {rehearsed} --no-colocated --warm {SMALL_LOAD}",
         )
         for clients, repeats, seconds, rehearsed in (
-            (8, 5, 140, 2),
-            (128, 5, 140, 4),
-            (32, 3, 40, 3),
+            (8, 5, 110, 2),
+            (128, 5, 125, 4),
+            (32, 3, 30, 3),
         )
     ),
     traced(
         "bursts",
         "fleet-1-1",
         '--concurrency "" --bursts 8 --passes 3',
-        65,
+        30,
         '--concurrency "" --bursts 4 --passes 2 --rounds 2 --input 100',
     ),
     load(

@@ -86,7 +86,7 @@ METRICS = (
 SMALL = "small"
 # Two engines share a GPU: each takes a fixed part for its cache, whatever the other one holds.
 SHARED_ARGUMENTS = "--gpu-memory-utilization 0.1 --kv-cache-memory-bytes"
-MOST_CLIENTS = 128  # steps of more requests need no graphs, which take long to capture
+MOST_CLIENTS = 128  # more need no graphs, which take long, and each sequence a state block
 
 
 class FullEngine(Engine):
@@ -204,7 +204,7 @@ def engine_arguments(options: argparse.Namespace) -> str:
     config = {"max_cudagraph_capture_size": MOST_CLIENTS, **multicast.COMPILATION}
     graphs = json.dumps(config, separators=(",", ":"))
     memory = f"{SHARED_ARGUMENTS} {options.cache_bytes} " if options.layout == "shared" else ""
-    return f"{memory}--compilation-config {graphs}"
+    return f"{memory}--max-num-seqs {2 * MOST_CLIENTS} --compilation-config {graphs}"
 
 
 def placed(first: int, count: int, gpus: int) -> str:
@@ -231,7 +231,7 @@ def wait_for(path: Path, seconds: float) -> int:
         time.sleep(1)
     up = sorted(json.loads(path.read_text())["engines"])
     print(json.dumps({"up_after_s": round(time.monotonic() - started), "up": up}), flush=True)
-    return 0 if up else 1
+    return 0 if pd_report.pairs_of(up) else 1
 
 
 def metrics_of(url: str) -> Metrics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 BASE = "in-tree"
@@ -47,6 +47,12 @@ ROWS: tuple[tuple[str, tuple[str, ...], float, int], ...] = (
     ("D's main threads run, times/s", ("core_main_turns",), 1, 0),
     ("D's other threads, times/s", ("core_other_turns",), 1, 0),
 )
+
+
+def pairs_of(up: Collection[str]) -> list[str]:
+    """Connectors that have both of their engines."""
+    names = sorted({name.removesuffix("-kv_producer") for name in up})
+    return [name for name in names if {f"{name}-kv_producer", f"{name}-kv_consumer"} <= set(up)]
 
 
 def values_of(points: Iterable[Point], names: Sequence[str], factor: float) -> list[float]:

@@ -152,3 +152,13 @@ def test_waits_and_turns_of_the_processes_below_one_are_counted() -> None:
     assert set(found) == {"main_wait", "main_turns", "other_turns"}
     assert found["main_turns"] >= 1
     assert pd_cpu.cpu_seconds(os.getpid())["api"] > 0
+
+
+def test_a_fleet_is_up_when_a_connector_has_both_of_its_engines(
+    modules: tuple[Any, Any],
+) -> None:
+    report, _ = modules
+    producer, consumer = "hybridpd-kv_producer", "hybridpd-kv_consumer"
+    assert report.pairs_of([consumer, producer, "in-tree-kv_consumer"]) == ["hybridpd"]
+    assert report.pairs_of([consumer, "in-tree-kv_consumer"]) == []
+    assert report.pairs_of([]) == []
