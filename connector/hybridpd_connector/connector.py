@@ -250,7 +250,7 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         """Nothing to wait for."""
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        results, reasons = self._rank.poll()
+        results, reasons = self._rank.poll(ended=bool(finished_req_ids))
         if results is NO_RESULTS:
             return KVConnectorTransferResults()
         self._reasons.update(reasons)

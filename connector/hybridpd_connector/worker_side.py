@@ -287,9 +287,7 @@ class WorkerHalf:
         self._step = orders.step
         self.warmed_up()
         now = self._clock()
-        self._progress.stepped(now)
-        if orders.pins or orders.loads:
-            self._progress.began(now)
+        self._progress.stepped(now, moved=bool(orders.pins or orders.loads))
         if self._producer is not None:
             self._producer.pin(orders.pins, now)
         if self._consumer is not None:
@@ -319,10 +317,11 @@ class WorkerHalf:
         if self._links is not None:
             self._links.tick()
 
-    def poll(self) -> tuple[TransferResults, dict[str, str]]:
-        """What ended since the last call, and why loads failed and leases expired. One pass."""
+    def poll(self, *, ended: bool = False) -> tuple[TransferResults, dict[str, str]]:
+        """What ended since the last call, and why loads failed and leases expired. One pass.
+        ``ended``: requests of any kind have, in this engine."""
         now = self._clock()
-        self._progress.stepped(now)
+        self._progress.stepped(now, moved=ended)
         (sent, expired), (received, reasons) = NOTHING_ENDED, NOTHING_ENDED
         if self._refused:
             received, reasons, self._refused = frozenset(self._refused), self._refused, {}

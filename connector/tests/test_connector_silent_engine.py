@@ -105,16 +105,22 @@ def test_engines_that_wait_for_each_others_blocks_go_on(world):
     assert a.reasons["to-a"] == b.reasons["to-b"] == "lease_ended"
 
 
-def test_an_engine_of_both_roles_that_gets_on_keeps_what_its_queue_waits_for(world):
+@pytest.mark.parametrize("by", ["prefills", "requests of its own"])
+def test_an_engine_of_both_roles_that_gets_on_keeps_what_its_queue_waits_for(world, by):
     a, b = world.engine("a", "both"), world.engine("b", "both")
     tokens, answer = offered(a, "from-a")
     b.add("to-b", tokens, answer)
-    offered(b, "from-b")
+    tokens, answer = offered(b, "from-b")
+    a.add("to-a", tokens, answer)
     met(world, b, a)
+    met(world, a, b)
     for round_ in range(6):
-        # b prefills now and then; its own leases run out meanwhile.
+        # Something ends at b now and then; it always holds a prefill for somebody.
         pass_time(world, LEASE_SECONDS, stepping=[a, b], ticking=[])
-        offered(b, f"more-{round_}")
+        if by == "prefills":
+            offered(b, f"more-{round_}")
+        else:
+            b.ranks[0].poll(ended=True)
     assert not idle(a)
     b.schedule("to-b")
     world.until(lambda: b.requests["to-b"].status == "running")
