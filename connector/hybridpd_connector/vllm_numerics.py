@@ -53,7 +53,16 @@ def _rope_factors(model_config: Any) -> Iterator[str]:
 def _shown(value: object) -> str:
     if isinstance(value, str):
         return value
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_named)
+    return json.dumps(_sortable(value), sort_keys=True, separators=(",", ":"), default=_named)
+
+
+def _sortable(value: object) -> object:
+    """Keys as texts: JSON has no others, and numbers and texts have no order."""
+    if isinstance(value, Mapping):
+        return {str(key): _sortable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_sortable(item) for item in value]
+    return value
 
 
 def _named(value: object) -> object:

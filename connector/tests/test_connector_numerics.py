@@ -42,6 +42,10 @@ def test_an_engine_that_was_told_nothing():
     [
         ({"quantization": "fp8"}, "quantization fp8"),
         ({"hf_overrides": {"b": 1, "a": {"c": 2}}}, 'hf_overrides {"a":{"c":2},"b":1}'),
+        (
+            {"hf_overrides": {2: "x", "b": ({1: 0, "a": 1},)}},
+            'hf_overrides {"2":"x","b":[{"1":0,"a":1}]}',
+        ),
         ({"hf_overrides": shorten}, 'hf_overrides "shorten"'),
         (
             {"multimodal_config": SimpleNamespace(mm_processor_kwargs={"max_pixels": 4})},
