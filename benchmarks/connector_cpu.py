@@ -241,9 +241,6 @@ def round_of_ours(ours: Ours, meter: Meter, count: int, prompt: list[int], seria
     blocks = [ours.shape.blocks(len(prompt), first=1 + at * 16).groups for at in range(count)]
     prefills = [Request(one, prompt, dict(PREFILL_PARAMS)) for one in ids]
 
-    # vLLM's thread that decodes requests holds the newest one's list, until the next one comes.
-    newest = prefills[-1].prompt_token_ids
-
     def p_scheduler() -> list[Any]:
         for request in prefills:
             ours.p.on_new_request(request)
@@ -254,7 +251,6 @@ def round_of_ours(ours: Ours, meter: Meter, count: int, prompt: list[int], seria
         ]
 
     answers = meter.run("P scheduler", count, p_scheduler)
-    del newest
     meter.run("P worker", count, lambda: ours.step(ours.p))
     decodes = [Request(one, prompt, a) for one, a in zip(ids, answers, strict=True)]
 

@@ -7,10 +7,8 @@ vLLM builds one instance in the scheduler's process and one per rank; each holds
 module is imported in the API server too, hence everything heavy is imported when a half is built.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -344,29 +342,10 @@ def drop_last_token(request: Any) -> None:
     """Make a request end one token earlier, and after its prefill. Called once, at arrival."""
     # The list of prompt ids may belong to others too (n > 1 and the client, in one process); the
     # other one is the request's own, and views of it exist.
-    if holders_of_prompt(request) == ONE_HOLDER:
-        del request.prompt_token_ids[-1:]
-    else:
-        request.prompt_token_ids = request.prompt_token_ids[:-1]
+    request.prompt_token_ids = request.prompt_token_ids[:-1]
     del request._all_token_ids[-1:]
     request.num_prompt_tokens -= 1
     request.max_tokens = 1
-
-
-def holders_of_prompt(request: Any) -> int:
-    """References to a request's list of prompt ids, more than its own by what this call adds."""
-    return sys.getrefcount(request.prompt_token_ids)
-
-
-def _one_holder() -> int:
-    """What ``holders_of_prompt`` says of a list that nobody else has; 0, which it never says, where
-    the interpreter counts in such a way that a second holder does not show."""
-    request = SimpleNamespace(prompt_token_ids=[0])
-    alone, others = holders_of_prompt(request), [request.prompt_token_ids]
-    return alone if holders_of_prompt(request) == alone + len(others) else 0
-
-
-ONE_HOLDER = _one_holder()
 
 
 def register() -> None:

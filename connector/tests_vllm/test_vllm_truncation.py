@@ -22,24 +22,3 @@ def test_vllm_truncation_leaves_the_clients_list_alone():
         assert child.prompt_token_ids == list(child.all_token_ids) == PROMPT[:-1]
         assert (child.num_prompt_tokens, child.num_tokens, child.max_tokens) == (3, 3, 1)
     assert prompt == PROMPT
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from torch, while it is imported
-def test_vllm_truncation_copies_no_list_that_nobody_else_has():
-    """In an engine process of its own a request has its list from the wire, for itself."""
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.request import Request
-
-    from hybridpd_connector.connector import drop_last_token, facts_of
-
-    request = Request("r", list(PROMPT), SamplingParams(max_tokens=9), None)
-    facts = facts_of(request)
-    identity = id(request.prompt_token_ids)
-    drop_last_token(request)
-    assert list(facts.token_ids) == PROMPT, "the facts are another holder"
-    assert id(request.prompt_token_ids) != identity
-    del facts
-    identity = id(request.prompt_token_ids)
-    drop_last_token(request)
-    assert id(request.prompt_token_ids) == identity
-    assert request.prompt_token_ids == list(request.all_token_ids) == PROMPT[:-2]
