@@ -20,7 +20,6 @@ def ngram(method: str) -> str:
 
 
 TRITON = '--engine-args="--gdn-prefill-backend triton"'
-UNPROVEN = '--extra-config \'{"unproven":["%s"]}\''
 SHORT = "handover,at-once"
 FLEET = "{scratch}/fleet"
 TRACE = "{scratch}/trace"
@@ -200,20 +199,20 @@ STEPS: tuple[Step, ...] = (
         "matrix-ngram",
         "v1",
         "sync",
-        f"--scenarios {SHORT},drafts {UNPROVEN % 'hybrid_ngram'} {ngram('ngram')}",
+        f"--scenarios {SHORT},drafts {ngram('ngram')}",
         cpu=f"--family llama --scenarios {SHORT},drafts {ngram('ngram')}",
     ),
     matrix(  # with asynchronous scheduling, vLLM takes n-grams that the GPU looks up only
         "matrix-ngram-gpu",
         "v2",
         "async",
-        f"--scenarios {SHORT},drafts {UNPROVEN % 'hybrid_ngram'} {ngram('ngram_gpu')}",
+        f"--scenarios {SHORT},drafts {ngram('ngram_gpu')}",
     ),
     matrix(
         "matrix-fp8",
         "v2",
         "async",
-        f'--scenarios exact,{SHORT} {UNPROVEN % "fp8_on_gpu"} --engine-args="--kv-cache-dtype fp8"',
+        f'--scenarios exact,{SHORT} --engine-args="--kv-cache-dtype fp8"',
         cpu=f'--scenarios exact,{SHORT} --engine-args="--kv-cache-dtype fp8"',
     ),
     cost(

@@ -4,7 +4,8 @@ What a CPU cannot show: vLLM forces asynchronous scheduling off there and refuse
 For every setting this starts P, D, and both again with a small cache, and compares all tokens with
 one plain engine's, within the noise that it has measured in the same setting (`matrix_noise`);
 `matrix_scenarios` has what is done. It prints a table and PASS or FAIL, and exits 1 when anything
-is wrong, too little could be compared, or an engine did not take a setting as asked.
+is wrong, too little could be compared, or an engine did not take a setting as asked. Noise above
+the cap is "NOISY": `matrix_verdict` says what decides then.
 
     PYTHONPATH=SITE:connector:connector/testkit:benchmarks python benchmarks/gpu/matrix_on_gpu.py
 """
@@ -32,10 +33,9 @@ from matrix_scenarios import (
     USUAL,
     WITH_SMALL_CACHES,
     Bench,
-    WrongError,
     checksums,
-    need,
 )
+from matrix_verdict import need, run_checks
 
 from hybridpd_testkit.checkpoint_families import FAMILIES
 from hybridpd_testkit.checkpoints import write_checkpoint
@@ -47,7 +47,6 @@ from hybridpd_testkit.engines import (
 )
 from hybridpd_testkit.expectations import MAX_TOKENS, prompts
 from hybridpd_testkit.nursery import Nursery
-from hybridpd_testkit.processes import HttpError
 
 SMALL_BLOCKS = 26
 SMALL_MODEL_LEN = 512
@@ -145,8 +144,8 @@ def cpu_module(module: str) -> str:
     return module if module == "vllm.v1.worker.cpu_model_runner" else ""
 
 
-def noise_of(bench: Bench, setting: Setting) -> tuple[Bench, bool]:
-    """Measure, a line for each way; the bench with the noise, and whether it can be judged."""
+def noise_of(bench: Bench, setting: Setting) -> Bench:
+    """Measure, a line for each way; the bench with the noise."""
     started = time.monotonic()
     expected = one_by_one(bench.single, prompts(), MAX_TOKENS)
     found = plain_noise(bench.single, expected)
@@ -155,24 +154,17 @@ def noise_of(bench: Bench, setting: Setting) -> tuple[Bench, bool]:
         line(setting.name, "noise", "", "", str(one))
     good, words = told_bound(found)
     seconds = f"{time.monotonic() - started:.1f}"
-    line(setting.name, "noise", "ok" if good else "WRONG", seconds, words)
-    return replace(bench, noise=largest_of(found)), good
+    line(setting.name, "noise", "ok" if good else "NOISY", seconds, words)
+    return replace(bench, noise=largest_of(found))
 
 
 def run_setting(bench: Bench, setting: Setting, scenarios: list[str]) -> bool:
     """Run every scenario, print a line for each."""
-    bench, good = noise_of(bench, setting)
+    bench = noise_of(bench, setting)
     checks: dict[str, Callable[[Bench], str]] = {"as asked": partial(as_asked, setting=setting)}
     checks |= {name: SCENARIOS[name] for name in scenarios}
     checks["checksums"] = checksums
-    for name, check in checks.items():
-        started = time.monotonic()
-        try:
-            verdict, detail = "ok", check(bench)
-        except (WrongError, HttpError, OSError, RuntimeError, ValueError) as error:
-            verdict, detail, good = "WRONG", f"{type(error).__name__}: {error}"[:1500], False
-        line(setting.name, name, verdict, f"{time.monotonic() - started:.1f}", detail)
-    return good
+    return run_checks(bench, checks, partial(line, setting.name))
 
 
 def line(*cells: str) -> None:

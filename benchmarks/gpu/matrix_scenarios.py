@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from matrix_noise import again, all_at_once, one_by_one
+from matrix_verdict import EXACT, WrongError, judged, need
 
 from hybridpd_testkit.engines import Engine
 from hybridpd_testkit.expectations import MAX_TOKENS, prompts, random_prompt
@@ -56,13 +57,10 @@ DRAFTS_LONGEST, DRAFTS_TOKENS = 3, 2
 LEAST_ACCEPTED, LEAST_REJECTED = 100, 20
 
 
-class WrongError(AssertionError):
-    """A scenario saw something else than it should."""
-
-
 @dataclass(frozen=True)
 class Bench:
-    """The engines of one setting. ``noise``: the largest move of a lead, in nats.
+    """The engines of one setting. ``noise``: the largest move of a lead, in nats; ``decides``:
+    whether tokens within the bound of it are what decides.
 
     Where no scenario wants small caches, P and D stand for those too.
     """
@@ -73,6 +71,7 @@ class Bench:
     small_prefill: Engine
     small_decode: Engine
     noise: float = 0.0
+    decides: bool = True
 
     @property
     def pair(self) -> Pair:
@@ -87,19 +86,6 @@ class Bench:
     @property
     def bound(self) -> float:
         return noise_bound(self.noise)
-
-
-def need(condition: bool, what: str) -> None:
-    """A check of a scenario."""
-    if not condition:
-        raise WrongError(what)
-
-
-def judged(expected: Sequence[Told], answers: Sequence[Sequence[int]], bound: float) -> Comparison:
-    """The comparison; WrongError when it shows a wrong token, or too little."""
-    found = compare(expected, answers, bound)
-    need(not found.problem, found.problem)
-    return found
 
 
 def exact(bench: Bench) -> str:
@@ -147,7 +133,7 @@ def handover(bench: Bench) -> str:
         answers.append(answer.tokens)
         need(counted.external_tokens == len(prompt) - 1, f"{len(prompt)} tokens: {counted}")
         need(counted.read_bytes == counted.predicted_bytes, f"{len(prompt)} tokens: {counted}")
-    found = judged(expected, answers, bench.bound)
+    found = judged(expected, answers, bench.bound, bench.decides)
     require_nothing_left(bench.prefill, bench.decode)
     return str(found)
 
@@ -155,27 +141,32 @@ def handover(bench: Bench) -> str:
 def at_once(bench: Bench) -> str:
     """Many requests of different lengths together."""
     many = [random_prompt(3 + 17 * index, 100 + index) for index in range(IN_FLIGHT)]
-    growth, found = same_tokens(bench, bench.pair, many, MAX_TOKENS)
+    expected = one_by_one(bench.single, many, MAX_TOKENS)
+    growth, found = same_as(expected, bench.bound, bench.pair, many, bench.decides)
     return f"{evidence(growth).loads} loads, {found}"
 
 
 def same_tokens(
     bench: Bench, pair: Pair, many: list[list[int]], tokens: int
-) -> tuple[Metrics, Comparison]:
+) -> tuple[Metrics, Comparison | str]:
     """Send all at once, compare, and require that each was loaded; what D counted meanwhile."""
     return same_as(one_by_one(bench.single, many, tokens), bench.bound, pair, many)
 
 
 def same_as(
-    expected: Sequence[Told], bound: float, pair: Pair, many: list[list[int]]
-) -> tuple[Metrics, Comparison]:
+    expected: Sequence[Told],
+    bound: float,
+    pair: Pair,
+    many: list[list[int]],
+    decides: bool = True,
+) -> tuple[Metrics, Comparison | str]:
     """The same with answers that are known."""
     before = pair.decode.metrics()
     answers = pair.complete_all(many, len(expected[0].tokens))
     growth = pair.decode.metrics().since(before)
     counted = evidence(growth)
     need((counted.loads, counted.failures) == (len(many), 0), str(counted))
-    found = judged(expected, [answer.tokens for answer in answers], bound)
+    found = judged(expected, [answer.tokens for answer in answers], bound, decides)
     require_nothing_left(pair.prefill, pair.decode)
     return growth, found
 
@@ -314,7 +305,7 @@ def checksums(bench: Bench) -> str:
 
 # `kill-prefill` leaves no P behind. `drafts` wants engines that speculate.
 SCENARIOS: dict[str, Callable[[Bench], str]] = {
-    "exact": exact,
+    EXACT: exact,
     "handover": handover,
     "at-once": at_once,
     "aborts": aborts,

@@ -86,10 +86,11 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "unproven",
         (),
-        "a list of hybrid_ngram, fp8_on_gpu",
+        "a list of hybrid_ngram",
         "both",
         "Combinations to carry although no test has shown their tokens right, to measure them; "
-        "a warning at start names them. HybridPDService never sets it",
+        "a warning at start names them. HybridPDService never sets it. fp8_on_gpu is still taken "
+        "and does nothing: it is carried without",
     ),
     Setting(
         "backends",

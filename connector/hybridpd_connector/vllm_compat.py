@@ -18,11 +18,12 @@ from hybridpd_connector.settings import SETTINGS
 from hybridpd_connector.vllm_features import FEATURES, features_of
 from hybridpd_geometry import (
     CARRIED,
-    FP8_DTYPES,
     KV_DTYPES,
     PROMPT_DRAFTS,
     SOUND_SINCE,
     STATE_MODES,
+    Unshown,
+    unshown_drafts,
 )
 
 OLDEST = (0, 30)
@@ -34,8 +35,8 @@ REQUEST_IDS_VARIABLE = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
 MAX_ENGINE_ID = 256
 # What the setting `unproven` may name: refused as long as no test has shown its tokens right.
 HYBRID_NGRAM = "hybrid_ngram"
-FP8_ON_GPU = "fp8_on_gpu"
-UNPROVEN = (HYBRID_NGRAM, FP8_ON_GPU)
+UNPROVEN = (HYBRID_NGRAM,)
+PROVEN = ("fp8_on_gpu",)  # carried by now, and still set by who measured it
 ROLES = {"kv_producer": "producer", "kv_consumer": "consumer", "kv_both": "both"}
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
@@ -258,22 +259,15 @@ def check_settings(settings: EngineSettings) -> None:
 
 
 def _check_kv_dtype(settings: EngineSettings) -> None:
-    """Scales that an engine makes by itself would make one byte mean two numbers on P and D. GPUs
-    round the query and the weights of the values to fp8 too; tokens have not been shown right."""
-    refused: tuple[str, ...] = ()
-    if not settings.on_cpu and FP8_ON_GPU not in settings.unproven:
-        refused = FP8_DTYPES
-    if settings.kv_dtype in KV_DTYPES and settings.kv_dtype not in refused:
+    """Scales that an engine makes by itself would make one byte mean two numbers on P and D."""
+    if settings.kv_dtype in KV_DTYPES:
         return
     # Weights that come with scales make an fp8 cache of "auto": bfloat16 is said, not asked for.
-    reason = "scales made at run time are not handed over: use --kv-cache-dtype bfloat16"
-    if settings.kv_dtype in refused:
-        reason = "no test has shown its tokens right on a GPU: use --kv-cache-dtype bfloat16"
     raise UnsupportedEngineError(
         "kv_cache_dtype",
-        " or ".join(name for name in KV_DTYPES if name not in refused),
+        " or ".join(KV_DTYPES),
         settings.kv_dtype,
-        reason,
+        "scales made at run time are not handed over: use --kv-cache-dtype bfloat16",
     )
 
 
@@ -296,13 +290,17 @@ def _check_drafting(settings: EngineSettings) -> None:
             settings.draft_method,
             "vLLM itself is wrong there, with a connector or without: remove --speculative-config",
         )
-    if settings.has_state and HYBRID_NGRAM not in settings.unproven:
-        raise UnsupportedEngineError(
-            "speculative_config",
-            "none for a hybrid model",
-            settings.draft_method,
-            "no test has shown its tokens right: remove --speculative-config",
-        )
+    unshown = unshown_of(settings)
+    if unshown is not None and HYBRID_NGRAM not in settings.unproven:
+        raise UnsupportedEngineError(unshown.field, unshown.expected, unshown.got, unshown.reason)
+
+
+def unshown_of(settings: EngineSettings) -> Unshown | None:
+    """What of these settings only the setting `unproven` carries; None when nothing needs it."""
+    if not settings.draft_method or not settings.has_state:
+        return None
+    release, mode = check_version(settings.version), settings.mamba_cache_mode
+    return unshown_drafts(settings.draft_method, settings.state_types, mode, release)
 
 
 def _check_fresh_states(settings: EngineSettings) -> None:
@@ -323,7 +321,7 @@ def _check_fresh_states(settings: EngineSettings) -> None:
 def check_unproven(value: object) -> tuple[str, ...]:
     """The combinations that ``kv_connector_extra_config.unproven`` asks to carry all the same."""
     names = value if isinstance(value, list | tuple) else (None,)
-    if any(name not in UNPROVEN for name in names):
+    if any(name not in (*UNPROVEN, *PROVEN) for name in names):
         raise UnsupportedEngineError(
             "kv_connector_extra_config.unproven", f"a list of {', '.join(UNPROVEN)}", value
         )

@@ -33,6 +33,7 @@ from hybridpd_connector.sum_board import MODES
 from hybridpd_connector.transfer_params import MAX_LEASE_SECONDS
 from hybridpd_connector.vllm_cache import group_facts, read_cache, thread_setup, transfer_groups
 from hybridpd_connector.vllm_compat import (
+    UNPROVEN,
     EngineSettings,
     check_choice,
     check_flag,
@@ -40,6 +41,7 @@ from hybridpd_connector.vllm_compat import (
     check_seconds,
     check_side_channel_host,
     names_items_by_content,
+    unshown_of,
 )
 from hybridpd_connector.vllm_scratch import allocate_scratch
 from hybridpd_connector.vllm_zeroing import Zeroing
@@ -96,7 +98,7 @@ class SchedulerSide:
         self.half = SchedulerHalf(self.identity, group_facts(kv_cache_config))
         self._responder = Responder(self.identity.engine_id)
         self._server: Server | None = None
-        tell_about_unproven(vllm_config)
+        tell_about_unproven(vllm_config, settings)
         tell_about_items(vllm_config)
         keys = key_file_of(vllm_config)
         tell_about_keys(keys)
@@ -181,10 +183,13 @@ def key_file_of(vllm_config: Any) -> KeyFile | None:
     return None if path is None else KeyFile(path)
 
 
-def tell_about_unproven(vllm_config: Any) -> None:
+def tell_about_unproven(vllm_config: Any, settings: EngineSettings) -> None:
     """What `check_settings` has let pass on demand must not be forgotten."""
     for name in vllm_config.kv_transfer_config.get_from_extra_config("unproven", ()):
-        logger.warning("%s is carried although no test has shown its tokens right", name)
+        if name in UNPROVEN and unshown_of(settings) is not None:
+            logger.warning("%s is carried although no test has shown its tokens right", name)
+        else:
+            logger.info("unproven: nothing here needs %s: it can be removed", name)
 
 
 def tell_about_items(vllm_config: Any) -> None:

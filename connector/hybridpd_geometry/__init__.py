@@ -54,10 +54,10 @@ from hybridpd_geometry.compatibility import (
     tp_problems,
 )
 from hybridpd_geometry.descriptors import DescriptorTable, IdBatch, IdRun, build_table
+from hybridpd_geometry.drafts import Unshown, unshown_drafts
 from hybridpd_geometry.dtypes import (
     AUTO,
     DTYPE_BYTES,
-    FP8_DTYPES,
     KV_DTYPES,
     canonical_dtype,
     element_bytes,
@@ -123,7 +123,6 @@ __all__ = [
     "EngineFacts",
     "EngineGeometry",
     "FAMILIES",
-    "FP8_DTYPES",
     "KV_DTYPES",
     "PROMPT_DRAFTS",
     "SOUND_SINCE",
@@ -162,6 +161,7 @@ __all__ = [
     "TokenPairing",
     "TpProblem",
     "UnknownModelError",
+    "Unshown",
     "UnsupportedModelError",
     "WIRE_VERSION",
     "ZeroRun",
@@ -195,4 +195,5 @@ __all__ = [
     "state_sections",
     "tp_problems",
     "units_per_rank",
+    "unshown_drafts",
 ]

@@ -24,9 +24,6 @@ KV_DTYPES = (AUTO, "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 """Values of vLLM's `--kv-cache-dtype` whose caches are moved: plain rows, with scales that belong
 to the weights. All others make scales at run time or pack their values together with them."""
 
-FP8_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")
-"""Those of them that are shown right on a CPU only."""
-
 _ALIASES: Mapping[str, str] = MappingProxyType(
     {"float": "float32", "half": "float16", "fp8": "fp8_e4m3"}
 )

@@ -7,8 +7,8 @@ import pytest
 from hybridpd_connector.settings import SETTINGS
 from hybridpd_connector.sum_board import MODES
 from hybridpd_connector.vllm_compat import (
-    FP8_ON_GPU,
     HYBRID_NGRAM,
+    PROVEN,
     EngineSettings,
     UnsupportedEngineError,
     check_allocator,
@@ -23,6 +23,7 @@ from hybridpd_connector.vllm_compat import (
     check_unproven,
     check_version,
     settings_of,
+    unshown_of,
 )
 from hybridpd_connector.vllm_features import FEATURES, features_of
 
@@ -126,30 +127,69 @@ def test_settings_that_are_refused(field, value, words):
 @pytest.mark.parametrize("unproven", [(), (HYBRID_NGRAM,)])
 @pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize("states", [(), ("MAMBA2",), ("GDN_ATTN",), ("SHORT_CONV",)])
-def test_ngrams_of_a_hybrid_model_are_refused(states, on_cpu, unproven):
-    """A dense model takes them. On a CPU, vLLM's own tokens are wrong: nothing carries them."""
+def test_ngrams_of_hybrid_models(states, on_cpu, unproven):
+    """Dense models take them, and Mamba2 on a GPU; others there when asked to. On a CPU, vLLM's own
+    tokens are wrong: nothing carries them."""
     more = {"draft_method": "ngram", "state_types": states, "on_cpu": on_cpu, "unproven": unproven}
     settings = EngineSettings(**{**GOOD, **more})
-    if not states or (unproven and not on_cpu):
+    if not states or (not on_cpu and (unproven or states == ("MAMBA2",))):
         check_settings(settings)
+        assert (unshown_of(settings) is not None) == bool(set(states) - {"MAMBA2"})
         return
     with pytest.raises(UnsupportedEngineError, match="remove --speculative-config"):
         check_settings(settings)
 
 
-@pytest.mark.parametrize("unproven", [(), (HYBRID_NGRAM,), (FP8_ON_GPU,)])
+@pytest.mark.parametrize("unproven", [(), (HYBRID_NGRAM,), PROVEN])
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"draft_method": "ngram_gpu"}, None),
+        ({"version": "0.32.3"}, None),
+        (
+            {"draft_method": "suffix"},
+            r"\.method: expected ngram or ngram_gpu .*got suffix; .*ngram",
+        ),
+        ({"mamba_cache_mode": "align"}, r"expected none where .*got align; .*-no-enable-prefix-ca"),
+        (
+            {"version": "0.31.0"},
+            r"vllm\.version: expected 0\.32 .*got 0\.31; .*use an image",
+        ),
+        (
+            {"version": "0.33.0"},
+            r"vllm\.version: expected 0\.32 .*got 0\.33; .*use an image",
+        ),
+        (
+            {"state_types": ("MAMBA2", "SHORT_CONV")},
+            r"expected none for .* than MAMBA2, got ngram with SHORT_CONV; no test has shown",
+        ),
+        ({"draft_method": "mtp"}, None),
+    ],
+    ids=str,
+)
+def test_what_nobody_has_seen_of_ngrams_on_a_gpu_is_refused(changed, words, unproven):
+    drafting = {**GOOD, "draft_method": "ngram", "state_types": ("MAMBA2",), "unproven": unproven}
+    settings = EngineSettings(**{**drafting, **changed})
+    if settings.draft_method == "mtp":
+        with pytest.raises(UnsupportedEngineError, match="a drafting model's cache"):
+            check_settings(settings)
+    elif words is None or HYBRID_NGRAM in unproven:
+        check_settings(settings)
+        assert (unshown_of(settings) is None) == (words is None)
+    else:
+        with pytest.raises(UnsupportedEngineError, match=f"{words}.*remove --speculative-config"):
+            check_settings(settings)
+
+
+@pytest.mark.parametrize("unproven", [(), (HYBRID_NGRAM,), PROVEN])
 @pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize("kv_dtype", ["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"])
-def test_fp8_caches_are_refused_on_a_gpu(kv_dtype, on_cpu, unproven):
-    """On a CPU they are shown right; scales made at run time are nowhere, whatever is asked."""
+def test_fp8_caches_are_carried_and_scales_made_at_run_time_are_not(kv_dtype, on_cpu, unproven):
+    """On either device, whatever is asked."""
     more = {"kv_dtype": kv_dtype, "on_cpu": on_cpu, "unproven": unproven}
     settings = EngineSettings(**{**GOOD, **more})
     if kv_dtype == "nvfp4":
         with pytest.raises(UnsupportedEngineError, match=r"got nvfp4; scales made at run time"):
-            check_settings(settings)
-    elif kv_dtype.startswith("fp8") and not on_cpu and FP8_ON_GPU not in unproven:
-        words = rf"expected auto or bfloat16 or float16, got {kv_dtype}; no test has shown .* a GPU"
-        with pytest.raises(UnsupportedEngineError, match=words):
             check_settings(settings)
     else:
         check_settings(settings)
@@ -158,10 +198,10 @@ def test_fp8_caches_are_refused_on_a_gpu(kv_dtype, on_cpu, unproven):
 @pytest.mark.parametrize("value", ["hybrid_ngram", None, ["mtp"], [[]], {"hybrid_ngram": True}])
 def test_what_is_unproven_is_called_by_its_name(value):
     assert check_unproven([HYBRID_NGRAM]) == (HYBRID_NGRAM,)
-    assert check_unproven([FP8_ON_GPU, HYBRID_NGRAM]) == (FP8_ON_GPU, HYBRID_NGRAM)
+    assert check_unproven(["fp8_on_gpu", HYBRID_NGRAM]) == ("fp8_on_gpu", HYBRID_NGRAM)
     assert check_unproven(()) == ()
     with pytest.raises(
-        UnsupportedEngineError, match=r"unproven: expected a list of hybrid_ngram, fp8_on_gpu"
+        UnsupportedEngineError, match=r"unproven: expected a list of hybrid_ngram, got"
     ):
         check_unproven(value)
 

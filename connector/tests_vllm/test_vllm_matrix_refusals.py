@@ -13,8 +13,8 @@ import typing
 import pytest
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
-from hybridpd_connector.vllm_compat import UnsupportedEngineError, check_engine
-from hybridpd_geometry import FP8_DTYPES, KV_DTYPES
+from hybridpd_connector.vllm_compat import UnsupportedEngineError, check_engine, check_version
+from hybridpd_geometry import KV_DTYPES
 from hybridpd_testkit.checkpoint_families import FAMILIES
 from hybridpd_testkit.engines import SHIPPED, EngineFailedError, EngineSpec, base_environment
 
@@ -23,6 +23,8 @@ PARTIAL_HITS = (
     *("--enable-prefix-caching", "--max-num-batched-tokens", "128"),
     *("--prefix-match-unit", "16"),
 )
+NEEDLESS = "unproven: nothing here needs fp8_on_gpu: it can be removed"
+CARRIED = "hybrid_ngram is carried although no test has shown its tokens right"
 NGRAM = ("--speculative-config", json.dumps(NGRAM_CONFIG))
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of torch and vLLM, while they are imported
@@ -154,11 +156,7 @@ def test_vllm_matrix_refusals_of_caches_with_scales_of_their_own(pool, monkeypat
     config.device_config.device_type = "cuda"
     for name in carried:
         config.cache_config.cache_dtype = name
-        if name in FP8_DTYPES:
-            with pytest.raises(UnsupportedEngineError, match="no test has shown its tokens right"):
-                check_engine(config, None)
-        else:
-            check_engine(config, None)
+        check_engine(config, None)
     for name in others:
         config.cache_config.cache_dtype = name
         with pytest.raises(UnsupportedEngineError, match=r"use --kv-cache-dtype bfloat16"):
@@ -172,25 +170,47 @@ def test_vllm_matrix_refusals_know_of_no_scales_by_a_flag():
     assert "calculate_kv_scales" not in {field.name for field in dataclasses.fields(EngineArgs)}
 
 
-def test_vllm_matrix_refusals_of_what_a_gpu_would_be_asked(pool, monkeypatch):
-    """N-grams of a hybrid model; on a GPU a setting carries them, on a CPU none does."""
+def test_vllm_matrix_refusals_of_what_a_gpu_would_be_asked(pool, monkeypatch, caplog):
+    """N-grams of a hybrid model: on a GPU carried in vLLM 0.32 without prefix caching, where they
+    were seen; a setting carries them elsewhere there, and none does on a CPU."""
+    from vllm import __version__
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec, MambaSpec
 
-    for extra, device, sentence in (
-        ({}, "cuda", "no test has shown its tokens right"),
-        ({"unproven": ["hybrid_ngram"]}, "cpu", "vLLM itself is wrong there"),
-        ({"unproven": ["hybrid_ngram"]}, "cuda", None),
+    from hybridpd_connector.vllm_engine import tell_about_unproven
+
+    unseen = "no test has shown its tokens right"
+    plain = None if check_version(__version__) == (0, 32) else unseen
+    forced, old = {"unproven": ["hybrid_ngram"]}, {"unproven": ["fp8_on_gpu"]}
+    for extra, device, caching, kind, sentence in (
+        ({}, "cuda", False, "MAMBA2", plain),
+        (old, "cuda", False, "MAMBA2", plain),
+        ({}, "cuda", True, "MAMBA2", unseen),
+        ({}, "cuda", False, "SHORT_CONV", unseen),
+        (forced, "cpu", False, "MAMBA2", "vLLM itself is wrong there"),
+        (forced, "cuda", True, "SHORT_CONV", None),
     ):
         transfer = {"kv_connector_extra_config": extra}
-        config = configuration(pool, monkeypatch, transfer, speculative_config=NGRAM_CONFIG)
+        config = configuration(
+            pool,
+            monkeypatch,
+            transfer,
+            speculative_config=NGRAM_CONFIG,
+            enable_prefix_caching=caching,
+        )
         config.device_config.device_type = device
         state = MambaSpec(
             block_size=16, shapes=((4, 3),), dtypes=(config.model_config.dtype,),
-            mamba_type=MambaAttentionBackendEnum.MAMBA2,
+            mamba_type=MambaAttentionBackendEnum[kind],
         )  # fmt: skip
         cache = types.SimpleNamespace(kv_cache_groups=[KVCacheGroupSpec(["layer"], state)])
         if sentence is None:
-            assert check_engine(config, cache).draft_method == "ngram"
+            settings = check_engine(config, cache)
+            assert settings.draft_method == "ngram"
+            caplog.clear()
+            with caplog.at_level("INFO", "hybridpd_connector"):
+                tell_about_unproven(config, settings)
+            said = {(): [], ("fp8_on_gpu",): [NEEDLESS]}.get(settings.unproven, [CARRIED])
+            assert caplog.messages == said
             continue
         with pytest.raises(UnsupportedEngineError, match=sentence):
             check_engine(config, cache)

@@ -1,8 +1,9 @@
 """Speculative decoding by n-grams on a dense model: on both sides or on one, tokens are right.
 
-A hybrid model that speculates is refused at start: test_vllm_matrix_refusals.py. Why a CPU cannot
-show it: vLLM's convolutions there do not look at how many drafted tokens were accepted. That other
-numbers of drafted tokens do not pair is shown in test_geometry_compatibility.py.
+A hybrid model that speculates is refused at start on a CPU: test_vllm_matrix_refusals.py. Why it
+cannot be shown there: vLLM's convolutions do not look at how many drafted tokens were accepted. On
+GPUs benchmarks/gpu/matrix_on_gpu.py has shown it. That other numbers of drafted tokens do not pair
+is shown in test_geometry_compatibility.py.
 """
 
 import json

@@ -157,13 +157,27 @@ BAD: tuple[tuple[str, Callable[[], object]], ...] = (
     ("permuted local KV", _settings(permutes_cache=True)),
     *((f"`{name}`", _settings(features=(name,))) for name in FEATURES),
     ("drafting model", _settings(draft_method="mtp")),
-    ("speculation on a hybrid model", _settings(draft_method="ngram", state_types=("MAMBA2",))),
+    (
+        "speculation, other states than Mamba2",
+        _settings(draft_method="ngram", state_types=("GDN_ATTN",)),
+    ),
+    (
+        "another method, hybrid model",
+        _settings(draft_method="suffix", state_types=("MAMBA2",)),
+    ),
+    (
+        "the same with prefix caching",
+        _settings(draft_method="ngram", state_types=("MAMBA2",), mamba_cache_mode="align"),
+    ),
+    (
+        "the same on another vLLM",
+        _settings(draft_method="ngram", state_types=("MAMBA2",), version="0.33.0"),
+    ),
     (
         "the same on a CPU",
         _settings(draft_method="ngram", state_types=("MAMBA2",), on_cpu=True),
     ),
     ("KV cache dtype", _settings(kv_dtype="fp8_per_token_head")),
-    ("an fp8 cache on a GPU", _settings(kv_dtype="fp8")),
     ("scales made at run time", _settings(scales_at_run_time=True)),
     (
         "Gated DeltaNet, KDA on vLLM 0.30",

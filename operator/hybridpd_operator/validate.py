@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridpd_geometry import (
-    AUTO,
-    FP8_DTYPES,
-    KV_DTYPES,
+    CARRIED,
     PROMPT_DRAFTS,
     SOUND_SINCE,
     STATE_MODES,
@@ -26,6 +24,7 @@ from hybridpd_geometry import (
     layout_of,
     plan_engine,
     tp_problems,
+    unshown_drafts,
 )
 from hybridpd_operator.assessment import Assessment
 from hybridpd_operator.engine_settings import EngineSettings, engine_settings
@@ -218,26 +217,9 @@ def check_startable(pair: Pair) -> Iterator[Problem]:
             where = settings.origin.get("mamba-cache-mode", args)
             text = f"expected {' or '.join(STATE_MODES)}, got {mode}; remove --mamba-cache-mode"
             found[Problem(IMPOSSIBLE_ENGINE, where, text)] = None
-        if (unshown := _unshown_dtype(pair, settings)) is not None:
-            where = settings.origin.get("kv-cache-dtype", "spec.engine.kvCacheDtype")
-            found[Problem(IMPOSSIBLE_ENGINE, where, unshown)] = None
         if (drafting := _drafting(pair, settings)) is not None:
             found[Problem(IMPOSSIBLE_ENGINE, settings.drafts or args, drafting)] = None
     yield from found  # a setting of both roles is told once
-
-
-def _unshown_dtype(pair: Pair, settings: EngineSettings) -> str | None:
-    """What is wrong with the dtype of keys and values, which the weights may ask for."""
-    asked = settings.kv_dtype == AUTO
-    dtype = pair.model.kv_dtype if asked else settings.kv_dtype
-    if pair.service.spec.engine.device == CPU or dtype not in FP8_DTYPES:
-        return None
-    others = " or ".join(name for name in KV_DTYPES if name not in FP8_DTYPES)
-    got = f"{dtype}, which the weights ask for" if asked else dtype
-    return (
-        f"expected {others} on a GPU, got {got}: no test has shown its tokens right there; "
-        "use bfloat16"
-    )
 
 
 def _drafting(pair: Pair, settings: EngineSettings) -> str | None:
@@ -248,17 +230,35 @@ def _drafting(pair: Pair, settings: EngineSettings) -> str | None:
             f"expected {' or '.join(PROMPT_DRAFTS)}, got {method}: a drafting model's cache is not "
             "handed over; use ngram, or no --speculative-config"
         )
-    if settings.drafts and pair.model.state is not None:
+    on_cpu = pair.service.spec.engine.device == CPU
+    if settings.drafts and pair.model.state is not None and on_cpu:
         return (
-            f"expected no speculation for a hybrid model, got {method or settings.spec_tokens}: "
-            "no test has shown its tokens right; remove --speculative-config"
+            "expected no speculation for a hybrid model on a CPU, got "
+            f"{method or settings.spec_tokens}: vLLM itself is wrong there, with a connector or "
+            "without; remove --speculative-config"
         )
     if settings.drafts and method is None:
         return (
             f"expected {' or '.join(PROMPT_DRAFTS)}, got no method, which is a drafting model to "
             "vLLM: its cache is not handed over; name the method, or remove --speculative-config"
         )
-    return None
+    return _unshown(pair, settings) if settings.drafts else None
+
+
+def _unshown(pair: Pair, settings: EngineSettings) -> str | None:
+    """What of a hybrid model's drafting on GPUs nobody has seen to be right."""
+    engine, state = pair.service.spec.engine, pair.model.state
+    if state is None or settings.spec_method is None:
+        return None
+    # With prefix caching vLLM makes "align" of "none" for a hybrid model, without it the reverse.
+    mode = "align" if engine.prefix_caching else "none"
+    minor = minor_of(engine.stated_version or "")
+    release = None if minor is None else (0, minor)
+    types = (CARRIED.get(state.family, state.family),)
+    unshown = unshown_drafts(settings.spec_method, types, mode, release)
+    if unshown is None:
+        return None
+    return f"{unshown.field}: expected {unshown.expected}, got {unshown.got}; {unshown.reason}"
 
 
 def check_version(pair: Pair) -> Iterator[Problem]:

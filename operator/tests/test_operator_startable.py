@@ -115,14 +115,34 @@ def test_each_side_may_cache_and_draft_as_it_likes() -> None:
             ("none or align", "got all"),
         ),
         (
-            {"extraArgs": ["--max-num-seqs=8", *NGRAM]},
+            {"device": "CPU", "extraArgs": ["--max-num-seqs=8", *NGRAM]},
             "spec.engine.extraArgs[1]",
-            ("no speculation for a hybrid model", "ngram", "remove --speculative-config"),
+            ("no speculation for a hybrid model on a CPU", "ngram", "remove --speculative-config"),
+        ),
+        (
+            {"device": "CPU", "extraArgs": ["--spec-tokens=2"]},
+            "spec.engine.extraArgs[0]",
+            ("no speculation for a hybrid model on a CPU", "got 2"),
         ),
         (
             {"extraArgs": ["--spec-tokens=2"]},
             "spec.engine.extraArgs[0]",
-            ("no speculation for a hybrid model", "got 2"),
+            ("got no method", "name the method, or remove --speculative-config"),
+        ),
+        (
+            {"prefixCaching": True, "extraArgs": NGRAM},
+            "spec.engine.extraArgs[0]",
+            ("mamba_cache_mode: expected none", "got align", "--no-enable-prefix-caching"),
+        ),
+        (
+            {"vllmVersion": "0.33.0", "extraArgs": NGRAM},
+            "spec.engine.extraArgs[0]",
+            ("vllm.version: expected 0.32", "got 0.33", "remove --speculative-config"),
+        ),
+        (
+            {"extraArgs": ["--spec-method=suffix", "--spec-tokens=2"]},
+            "spec.engine.extraArgs[0]",
+            ("expected ngram or ngram_gpu for a hybrid model", "got suffix", "use ngram"),
         ),
         (
             {"extraArgs": ["--speculative-config.method=mtp"]},
@@ -134,18 +154,8 @@ def test_each_side_may_cache_and_draft_as_it_likes() -> None:
             "spec.prefill",
             ("kv_dtype", "fp8_per_token_head"),
         ),
-        (
-            {"kvCacheDtype": "fp8_e5m2"},
-            "spec.engine.kvCacheDtype",
-            ("auto or bfloat16 or float16 on a GPU", "got fp8_e5m2", "use bfloat16"),
-        ),
-        (
-            {"extraArgs": ["--kv-cache-dtype=fp8"]},
-            "spec.engine.extraArgs[0]",
-            ("auto or bfloat16 or float16 on a GPU", "got fp8:", "use bfloat16"),
-        ),
     ],
-    ids=["mode", "ngram", "drafts", "mtp", "scales", "fp8", "flag"],
+    ids=["mode", "cpu", "cpu-drafts", "drafts", "caching", "version", "suffix", "mtp", "scales"],
 )
 def test_an_engine_that_would_refuse_is_not_started(
     engine: dict[str, Any], field: str, parts: tuple[str, ...]
@@ -163,16 +173,18 @@ QUANTISED = {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}
 
 
 @pytest.mark.parametrize(
-    ("engine", "starts"),
-    [({}, False), ({"kvCacheDtype": "bfloat16"}, True), ({"device": "CPU"}, True)],
+    ("engine", "element_bytes"),
+    [({}, 1), ({"kvCacheDtype": "bfloat16"}, 2), ({"device": "CPU"}, 1)],
 )
 def test_a_dtype_that_the_weights_ask_for_is_one_that_was_set(
-    engine: dict[str, Any], starts: bool
+    engine: dict[str, Any], element_bytes: int
 ) -> None:
     config = {**DENSE["config"]["inline"], "quantization_config": QUANTISED}
     verdict = judge({"model": {"config": {"inline": config}}, "engine": engine})
-    assert verdict.may_start is starts
-    assert starts or "got fp8, which the weights ask for" in verdict.model_problems[0].message
+    assert verdict.may_start
+    assert verdict.geometry is not None
+    # 4 layers of 4 heads, keys and values of 64
+    assert verdict.geometry["requestTokenBytes"] == 4 * 4 * 2 * 64 * element_bytes
 
 
 @pytest.mark.parametrize(
@@ -183,6 +195,11 @@ def test_a_dtype_that_the_weights_ask_for_is_one_that_was_set(
         {"device": "CPU", "kvCacheDtype": "fp8"},
         {"device": "CPU", "extraArgs": ["--kv-cache-dtype=fp8_e5m2"]},
         {"kvCacheDtype": "bfloat16"},
+        {"kvCacheDtype": "fp8"},
+        {"kvCacheDtype": "fp8_e5m2"},
+        {"extraArgs": ["--kv-cache-dtype=fp8_e4m3"]},
+        {"extraArgs": NGRAM},
+        {"vllmVersion": "0.32.1", "extraArgs": ["--spec-method=ngram_gpu", "--spec-tokens=3"]},
     ],
 )
 def test_an_engine_that_starts_is_started(engine: dict[str, Any]) -> None:
@@ -223,12 +240,19 @@ def test_drafts_of_a_dense_model_are_started(sides: tuple[str, ...]) -> None:
     assert judge({"model": DENSE, **{role: spec_decode(3) for role in sides}}).problems == ()
 
 
-def test_drafts_on_one_side_of_a_hybrid_model_are_told_twice() -> None:
-    """That it speculates at all, and that the sides differ."""
-    found = judge({"decode": spec_decode(2)}).model_problems
-    assert [(one.reason, one.field) for one in found] == [
-        (problems.IMPOSSIBLE_ENGINE, "spec.decode.extraArgs[0]"),
-        (problems.LAYOUT_MISMATCH, "spec.decode.extraArgs[0]"),
-    ]
-    assert "0 on prefill" in found[1].message
-    assert "2 on decode" in found[1].message
+@pytest.mark.parametrize("on_prefill", [0, 3])
+def test_both_sides_of_a_hybrid_model_draft_the_same_number(on_prefill: int) -> None:
+    prefill = {"prefill": spec_decode(on_prefill)} if on_prefill else {}
+    (found,) = judge({**prefill, "decode": spec_decode(2)}).model_problems
+    assert (found.reason, found.field) == (problems.LAYOUT_MISMATCH, "spec.decode.extraArgs[0]")
+    assert f"{on_prefill} on prefill" in found.message
+    assert "2 on decode" in found.message
+    assert "Give both sides the same number of speculative tokens." in found.message
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-Next-80B-A3B-Instruct"])
+def test_drafts_with_states_that_were_not_seen_to_draft_are_not_started(model: str) -> None:
+    verdict = judge({"model": {"id": model}, "engine": spec_decode(2)})
+    (found,) = verdict.model_problems
+    assert (found.reason, found.field) == (problems.IMPOSSIBLE_ENGINE, "spec.engine.extraArgs[0]")
+    assert "other states than MAMBA2, got ngram with GDN_ATTN" in found.message
