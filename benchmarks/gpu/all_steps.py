@@ -221,7 +221,7 @@ class Session:
         """Write all files anew: outputs in the order of the steps, each behind its command."""
         files: dict[str, list[str]] = {}
         for run in self.runs:
-            if run.result in FINAL or run.text():
+            if run.begun or run.text():  # also one that was ended before it said anything
                 took = f"# {run.result or 'running'} {run.why}, {run.seconds:.0f} s"
                 files.setdefault(run.step.file, []).append(
                     f"# {run.command}\n{self.machine}\n{run.text().rstrip()}\n{took}\n"
