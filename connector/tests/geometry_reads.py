@@ -7,10 +7,12 @@ buffers of two made-up engines.
 from unittest import mock
 
 import numpy as np
+import pytest
 from geometry_cases import block_count
 from geometry_reference import GlobalState, RankMemory, address_of
 
 from hybridpd_connector import request_ranges
+from hybridpd_connector.errors import StateError
 from hybridpd_connector.request_ranges import FEW_PIECES
 from hybridpd_connector.tail_zeros import TailZeros
 from hybridpd_geometry import (
@@ -77,11 +79,17 @@ def read_all(
 
 def check_templates(table: DescriptorTable, request: ReadRequest) -> None:
     """What the connector posts, by templates, is the reference: the same ranges in the same order,
-    whether it is written out by Python or by numpy."""
+    whether it is written out by Python or by numpy. Of a request that has all its tokens already
+    and no state nothing is to be read; the connector begins no such load, and is told so here."""
     expected = table.ranges(request)
     for few in (FEW_PIECES, 0):
         with mock.patch.object(request_ranges, "FEW_PIECES", few):
-            ranges, size = request_ranges.RequestRanges(table).of(request)
+            templates = request_ranges.RequestRanges(table)
+            if not expected:
+                with pytest.raises(StateError, match="at least one"):
+                    templates.of(request)
+                continue
+            ranges, size = templates.of(request)
         assert [tuple(map(int, piece)) for piece in ranges] == expected
         assert size == sum(length for _, _, length in expected)
 
