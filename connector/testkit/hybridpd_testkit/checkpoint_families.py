@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hybridpd_testkit.checkpoint_gpu import jamba_fields, jamba_layer, kimi_fields, kimi_layer
 from hybridpd_testkit.checkpoint_hybrids import (
@@ -70,6 +70,8 @@ FINAL_NORMS = {
     JAMBA: "final_layernorm",
 }
 
+_Dims = TypeVar("_Dims", MambaDims, DeltaDims, Mamba1Dims, KimiDims)
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -89,29 +91,26 @@ class Family:
     @property
     def mamba(self) -> MambaDims:
         """Sizes of the Mamba-2 layers; ValueError in a family without any."""
-        if not isinstance(self.state, MambaDims):
-            raise ValueError(f"mamba: family {self.name} has no sizes for a Mamba-2 layer")
-        return self.state
+        return self._sizes(MambaDims, "mamba", "Mamba-2")
 
     @property
     def delta(self) -> DeltaDims:
         """Sizes of the Gated-DeltaNet layers; ValueError in a family without any."""
-        if not isinstance(self.state, DeltaDims):
-            raise ValueError(f"delta: family {self.name} has no sizes for a Gated-DeltaNet layer")
-        return self.state
+        return self._sizes(DeltaDims, "delta", "Gated-DeltaNet")
 
     @property
     def mamba1(self) -> Mamba1Dims:
         """Sizes of the Mamba-1 layers; ValueError in a family without any."""
-        if not isinstance(self.state, Mamba1Dims):
-            raise ValueError(f"mamba1: family {self.name} has no sizes for a Mamba-1 layer")
-        return self.state
+        return self._sizes(Mamba1Dims, "mamba1", "Mamba-1")
 
     @property
     def kimi(self) -> KimiDims:
         """Sizes of the layers of Kimi-Linear; ValueError in a family without any."""
-        if not isinstance(self.state, KimiDims):
-            raise ValueError(f"kimi: family {self.name} has no sizes for a KDA layer")
+        return self._sizes(KimiDims, "kimi", "KDA")
+
+    def _sizes(self, kind: type[_Dims], field: str, layer: str) -> _Dims:
+        if not isinstance(self.state, kind):
+            raise ValueError(f"{field}: family {self.name} has no sizes for a {layer} layer")
         return self.state
 
     @property
