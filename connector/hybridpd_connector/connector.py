@@ -31,7 +31,8 @@ else:
 
 from hybridpd_connector.closing import close_within
 from hybridpd_connector.metadata import NO_ORDERS, NO_RESULTS, RequestFacts, StepOrders
-from hybridpd_connector.vllm_compat import check_engine, names_items_by_content
+from hybridpd_connector.vllm_compat import check_engine
+from hybridpd_connector.vllm_items import ends_in_item, items_of, why_items_stay
 from hybridpd_connector.vllm_metrics import HybridPromMetrics, HybridStats, stats_from
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerHalf | None = None
         self._reasons: dict[str, str] = {}
-        self._by_content = names_items_by_content(vllm_config)
+        self._with_items = not why_items_stay(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
             from hybridpd_connector import vllm_engine
 
@@ -138,7 +139,7 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     def on_new_request(self, request: Any) -> None:
         if not request.kv_transfer_params:
             return
-        if self._side.half.on_new_request(facts_of(request, by_content=self._by_content)):
+        if self._side.half.on_new_request(facts_of(request, with_items=self._with_items)):
             drop_last_token(request)
 
     def get_num_new_matched_tokens(
@@ -304,32 +305,25 @@ class HybridNixlConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
             self._rank.absorb(metadata.orders)
 
 
-def facts_of(request: Any, *, by_content: bool = True) -> RequestFacts:
-    """What the scheduler half needs to know of a vLLM request. ``by_content``: the names of its
-    items tell one from another; without that such a prompt is like one of embeddings."""
-    embedded = getattr(request, "prompt_embeds", None) is not None
+def facts_of(request: Any, *, with_items: bool = True) -> RequestFacts:
+    """What the scheduler half needs to know of a vLLM request. ``with_items``: prompts with images
+    or other items are handed over; without that such a prompt is like one of embeddings, as is one
+    that ends in an item, or that goes on when its answer has ended (``resumable``)."""
     items, lora = items_of(request), request.lora_request
-    alike = embedded or (bool(items) and not by_content)
+    stays = getattr(request, "prompt_embeds", None) is not None
+    stays = stays or getattr(request, "resumable", False)
+    if items and not stays:
+        stays = not with_items or ends_in_item(request)
     # In the order of the fields: names would make it take twice as long.
     return RequestFacts(
         request.request_id,
         request.num_prompt_tokens,
-        None if alike else request.prompt_token_ids,
+        None if stays else request.prompt_token_ids,
         request.kv_transfer_params,
         lora.lora_name if lora else "",
         items,
         getattr(request, "cache_salt", None) or "",
         not request.get_skip_reading_prefix_cache(),
-    )
-
-
-def items_of(request: Any) -> tuple[str, ...]:
-    """Content hash and place of each multimodal item."""
-    items = getattr(request, "mm_features", None)
-    if not items:
-        return ()
-    return tuple(
-        f"{item.identifier}@{item.mm_position.offset}+{item.mm_position.length}" for item in items
     )
 
 

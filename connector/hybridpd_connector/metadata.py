@@ -107,7 +107,8 @@ class LateReads(NamedTuple):
 class RequestFacts(NamedTuple):
     """What the connector needs to know of one vLLM request.
 
-    ``token_ids`` is vLLM's own list, not to be kept; None for prompts given as embeddings.
+    ``token_ids`` is vLLM's own list, not to be kept; None for prompts that are not handed over
+    (given as embeddings, for one).
     ``multimodal``: content hash and place of each item. ``reads_cache`` is False when vLLM itself
     will ignore any cached prefix (prompt log-probabilities). ``params`` is the request's
     ``kv_transfer_params``, unchecked.

@@ -333,14 +333,6 @@ def state_type(spec: Any) -> str:
     return str(getattr(spec.mamba_type, "name", spec.mamba_type))
 
 
-def names_items_by_content(vllm_config: Any) -> bool:
-    """Does vLLM name images and other items by a hash of what they are? With both caches off it
-    counts them, so that the two engines have other names for one item, and one for two."""
-    items = getattr(getattr(vllm_config, "model_config", None), "multimodal_config", None)
-    counted = items is not None and not getattr(items, "mm_processor_cache_gb", 1)
-    return not counted or bool(vllm_config.cache_config.enable_prefix_caching)
-
-
 def settings_of(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineSettings:
     """Read the settings from vLLM's configuration objects (``Any``: four versions of them)."""
     transfer = vllm_config.kv_transfer_config

@@ -40,9 +40,9 @@ from hybridpd_connector.vllm_compat import (
     check_names,
     check_seconds,
     check_side_channel_host,
-    names_items_by_content,
     unshown_of,
 )
+from hybridpd_connector.vllm_items import why_items_stay
 from hybridpd_connector.vllm_scratch import allocate_scratch
 from hybridpd_connector.vllm_zeroing import Zeroing
 from hybridpd_connector.worker_side import RankCache, RankSettings, WorkerHalf
@@ -194,12 +194,9 @@ def tell_about_unproven(vllm_config: Any, settings: EngineSettings) -> None:
 
 def tell_about_items(vllm_config: Any) -> None:
     """Requests with images will be computed on decode engines, and nobody would know why."""
-    if not names_items_by_content(vllm_config):
-        logger.warning(
-            "prompts with images or other items are not handed over: with --mm-processor-cache-gb "
-            "0 and --no-enable-prefix-caching vLLM does not name items by their content; leave one "
-            "of the two out"
-        )
+    why = why_items_stay(vllm_config)
+    if why:
+        logger.warning("prompts with images or other items are not handed over: %s", why)
 
 
 def checksum_every_of(vllm_config: Any) -> int:

@@ -41,10 +41,12 @@ CPU_PACKINGS = {"vec": "cpu_vec", "amx": "cpu_amx"}
 NO_TRANSFER = "this model cannot be handed over between engines yet"
 
 # Fields of an attention specification that are set only for a cache that is not one full entry
-# per token in plain rows, and what they hold in one that is.
+# per token in plain rows, made of that token and those before it; and what they hold in one that
+# is.
 PLAIN_ATTENTION: Mapping[str, object] = {
     "sliding_window": None,
     "attention_chunk_size": None,
+    "non_causal": False,  # what follows a token would change its entry, and the last one does
     "num_head_slots": None,
     "state_content_bytes": None,
     "tokens_per_state": 1,

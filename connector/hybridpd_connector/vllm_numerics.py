@@ -12,10 +12,21 @@ from typing import Any
 
 MAX_SHOWN_CHARS = 400
 
-TOLD = ("quantization", "quantization_config", "hf_overrides", "hf_config_path")
+TOLD = (
+    "quantization",
+    "quantization_config",
+    "hf_overrides",
+    "hf_config_path",
+    "model_class_overrides",
+)
 """Fields of vLLM's model configuration; those that hold nothing are left out."""
 
-TOLD_OF_ITEMS = ("mm_processor_kwargs", "mm_encoder_attn_dtype", "video_pruning_rate")
+TOLD_OF_ITEMS = (
+    "mm_processor_kwargs",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "video_pruning_rate",
+)
 """The same of its part about images and other items: their names do not tell it."""
 
 

@@ -27,6 +27,10 @@ WINDOW = (
     "Its sliding-window layers give back the blocks behind the window while a request runs, and "
     "the plan reads every token of every attention layer."
 )
+PREFIX_LM = (
+    "The tokens of its prompt look at those behind them too, and what prefill hands over is "
+    "computed without the last one."
+)
 NO_ATTENTION = (
     "A model of state layers only has no attention blocks, by which two engines pair their tokens."
 )
@@ -55,6 +59,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
             RING,
         ),
         **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), INDEX),
+        "hrm_text": PREFIX_LM,
         **dict.fromkeys(
             (
                 "cohere2",

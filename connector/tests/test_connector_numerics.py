@@ -55,7 +55,15 @@ def test_an_engine_that_was_told_nothing():
             {"multimodal_config": SimpleNamespace(video_pruning_rate=0.5)},
             "video_pruning_rate 0.5",
         ),
+        (
+            {"multimodal_config": SimpleNamespace(mm_encoder_fp8_scale_path="/scales")},
+            "mm_encoder_fp8_scale_path /scales",
+        ),
         ({"hf_config_path": "/other"}, "hf_config_path /other"),
+        (
+            {"model_class_overrides": {"Tiny": "mine:Tiny"}},
+            'model_class_overrides {"Tiny":"mine:Tiny"}',
+        ),
         (
             {"quantization_config": Quantized(Quantized(None, []), ["head"])},
             'quantization_config {"ignore":["head"],"linear":{"ignore":[],"linear":null}}',

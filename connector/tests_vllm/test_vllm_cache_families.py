@@ -226,6 +226,7 @@ REFUSED = {
     "a sliding window": (full(SlidingWindowSpec, sliding_window=64), "got SlidingWindowSpec"),
     "a window kept whole": (full(sliding_window=64), "sliding_window: expected None, got 64"),
     "a window of answers": (full(RSWASpec, rswa_window=64), "got RSWASpec"),
+    "tokens that look ahead": (full(non_causal=True), "non_causal: expected False, got True"),
     "chunks": (full(ChunkedLocalAttentionSpec, attention_chunk_size=64), "got ChunkedLocal"),
     "a ring buffer": (full(CircularBufferSpec), "got CircularBufferSpec"),
     "an index": (full(MLAAttentionSpec, cache_role=SparseCacheRole.INDEXER), "cache_role"),
