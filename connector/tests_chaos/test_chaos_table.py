@@ -1,8 +1,10 @@
 """The failure table, executed: see ``chaos_table``."""
 
 import pytest
-from chaos_stage import ANSWER, HUNG, LENGTH
+from chaos_stage import ANSWER, ERROR, HUNG, LENGTH
 from chaos_table import ROWS
+
+from hybridpd_testkit.pd_client import wait_until
 
 FILES_MORE = 32
 """Open files that an engine may have more than at its start: keep-alive connections of clients."""
@@ -47,6 +49,9 @@ def test_chaos_row(settled, row):
     assert seen.seconds <= row.within_seconds, seen
     if stage.runs("decode"):
         earlier = before if stage.decode is decode else None
+        if seen.what == ERROR and row.reasons:
+            # What the client saw is a failed load, and not a request that was wrong in itself.
+            wait_until(lambda: stage.reasons(earlier), f"decode counts {seen}")
         assert stage.reasons(earlier) <= set(row.reasons)
     stage.calm()
     idle = stage.require_idle()

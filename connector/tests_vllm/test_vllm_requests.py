@@ -13,6 +13,7 @@ from hybridpd_testkit.pd_client import (
     require_nothing_left,
     wait_until,
 )
+from hybridpd_testkit.processes import HttpError
 
 IN_FLIGHT = 16
 # vLLM refuses n > 1 with temperature 0; the most likely token alone is greedy too.
@@ -128,6 +129,24 @@ def test_vllm_requests_abandoned_in_d_queue_frees_p(brief_queue):
         )
     require_nothing_left(prefill, decode)
     assert prefill.metrics().since(before).total("hybridpd_leases_expired_total") == 0
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": -4}, {"logprobs": 5000}, {"model": "nope"}], ids=str
+)
+def test_vllm_requests_that_d_does_not_admit_free_p(nemotron, fields):
+    """vLLM refuses it before its scheduler sees it: P has its blocks back before the lease ends."""
+    prompt, _ = two_prompts()
+    before = nemotron.prefill.metrics()
+    params = nemotron.prefill_only(prompt)
+    with pytest.raises(HttpError):
+        nemotron.decode_only(prompt, params, MAX_TOKENS, **fields)
+    released = "hybridpd_leases_released_total"
+    wait_until(
+        lambda: nemotron.prefill.metrics().since(before).total(released) == 1, "D has released it"
+    )
+    require_nothing_left(nemotron.prefill, nemotron.decode)
+    assert nemotron.prefill.metrics().since(before).total("hybridpd_leases_expired_total") == 0
 
 
 def test_vllm_requests_abandoned_while_decoding_frees_both(nemotron):

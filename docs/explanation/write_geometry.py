@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hybridpd_geometry import (
+sys.path += [str(Path(__file__).resolve().parents[2] / part) for part in ("connector", "operator")]
+
+from hybridpd_geometry import (  # noqa: E402
     ATTENTION,
     CacheLayout,
     EngineFacts,
@@ -20,7 +23,7 @@ from hybridpd_geometry import (
     predict,
     units_per_rank,
 )
-from hybridpd_operator.catalogue import config_of
+from hybridpd_operator.catalogue import config_of  # noqa: E402
 
 OUTPUT = Path(__file__).resolve().parent / "geometry.md"
 MODEL_ID = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
