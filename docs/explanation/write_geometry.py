@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path += [str(Path(__file__).resolve().parents[2] / part) for part in ("connector", "operator")]
 
-from hybridpd_geometry import (  # noqa: E402
+from hybridpd_geometry import (
     ATTENTION,
     CacheLayout,
     EngineFacts,
@@ -23,7 +23,7 @@ from hybridpd_geometry import (  # noqa: E402
     predict,
     units_per_rank,
 )
-from hybridpd_operator.catalogue import config_of  # noqa: E402
+from hybridpd_operator.catalogue import config_of
 
 OUTPUT = Path(__file__).resolve().parent / "geometry.md"
 MODEL_ID = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
