@@ -71,7 +71,8 @@ class Agent:
     def release_list(self, prepared: Any) -> None: ...
     def post_read(self, local: Any, local_ids: Any, *args: Any) -> Any:
         # The question to the lease board, answered at once: no lease has ended.
-        local.words[local_ids[0]] = 0
+        for cell in local_ids:
+            local.words[cell] = 0
         return SimpleNamespace(released=False)
 
     def post_ranges(self, *args: Any) -> Any:

@@ -23,7 +23,7 @@ from hybridpd_connector.agent_api import Agent
 from hybridpd_connector.errors import RefusedError, VersionError
 from hybridpd_connector.failure_reasons import join
 from hybridpd_connector.lease_board import BoardCheck
-from hybridpd_connector.loading import Loading, read_request
+from hybridpd_connector.loading import Loading, moved, read_request
 from hybridpd_connector.meetings import Meetings
 from hybridpd_connector.metadata import NOTHING_ENDED, Interest, LateReads, Load
 from hybridpd_connector.mispredictions import Mispredictions
@@ -161,11 +161,11 @@ class ConsumerRank:
     def look(self, now: float) -> bool:
         """One look at the reads. True: another look in this very step may see one end."""
         with self._lock:
-            for outcome in self._transfers.poll(now):
-                self._finish(outcome, now)
-            self._take_verdicts(now)
-            checking = self._verifier is not None and self._verifier.hopeful(now)
-            return self._transfers.hopeful or checking
+            self._finish(self._transfers.poll(now), now)
+            if self._verifier is None:
+                return self._transfers.hopeful
+            self._take_verdicts(self._verifier, now)
+            return self._transfers.hopeful or self._verifier.hopeful(now)
 
     def report(self, now: float) -> tuple[frozenset[str], Mapping[str, str]]:
         """(requests whose load ended, reasons of those that failed), each named once. A reason may
@@ -301,39 +301,42 @@ class ConsumerRank:
         self._stats.observe(stats.QUEUE_SECONDS, now - loading.want.arrived_at)
         self._tails += self._tail_zeros.of(remote.tokens, order.block_ids)
 
-    def _finish(self, outcome: Outcome, now: float) -> None:
-        loading = self._loading[outcome.request]
-        link, order = loading.link, loading.order
-        if outcome.peer_broken and link is not None:
-            self._lose(link, outcome.reason)
-        if not outcome.ok or link is None:
-            detail = " ".join(filter(None, (outcome.peer, outcome.detail)))
-            self._fail(loading, outcome.reason or READ_FAILED, detail, now)
-            return
-        self._record(outcome, loading)
-        sequence = loading.want.remote.sequence
-        if self._verifier is not None and self._verifier.looks_at(sequence):
-            request = read_request(loading)
-            if self._verifier.begin(order.request_id, link, request, sequence, now):
-                return
-        self._end(loading, "", now)
+    def _finish(self, outcomes: Iterable[Outcome], now: float) -> None:
+        """Loads whose reads have ended."""
+        loads: list[stats.Moved] = []
+        verifier = self._verifier
+        for outcome in outcomes:
+            loading = self._loading[outcome.request]
+            if outcome.reason or (link := loading.link) is None:
+                self._finish_bad(outcome, loading, now)
+                continue
+            load = moved(loading, outcome)
+            loads.append(load)
+            if load[0] != load[2] and load[0]:  # 0: the library could not say
+                self._stats.count(stats.MISPREDICTED_LOADS)
+                self._mispredictions.tell(outcome.request, link.engine_id, load[:2], load[2:4])
+            if verifier is not None and verifier.looks_at(sequence := loading.want.key.sequence):
+                request = read_request(loading)
+                if verifier.begin(outcome.request, link, request, sequence, now):
+                    continue
+            self._end(loading, "", now)
+        if loads:
+            self._stats.loads(loads)
 
-    def _take_verdicts(self, now: float) -> None:
+    def _finish_bad(self, outcome: Outcome, loading: Loading, now: float) -> None:
+        if outcome.peer_broken and loading.link is not None:
+            self._lose(loading.link, outcome.reason)
+        detail = " ".join(filter(None, (outcome.peer, outcome.detail)))
+        self._fail(loading, outcome.reason or READ_FAILED, detail, now)
+
+    def _take_verdicts(self, verifier: Verifier, now: float) -> None:
         """Loads whose checksums were compared."""
-        for verdict in self._verifier.poll(now) if self._verifier else ():
+        for verdict in verifier.poll(now):
             loading = self._loading[verdict.request_id]
             if verdict.reason:
                 self._fail(loading, verdict.reason, verdict.detail, now)
             else:
                 self._end(loading, "", now)
-
-    def _record(self, outcome: Outcome, loading: Loading) -> None:
-        measured = outcome.bytes, outcome.descriptors
-        predicted = loading.predicted_bytes, loading.predicted_descriptors
-        times = outcome.post_seconds, outcome.transfer_seconds
-        if not self._stats.load(measured, predicted, *times):
-            remote = loading.want.remote
-            self._mispredictions.tell(outcome.request, remote.engine_id, measured, predicted)
 
     def _fail(self, loading: Loading, reason: str, detail: str, now: float) -> None:
         self._end(loading, self._told(loading, reason, detail, now), now)

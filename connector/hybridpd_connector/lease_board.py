@@ -21,6 +21,7 @@ fails a load and never passes a bad one.
 
 import ctypes
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hybridpd_connector.agent_api import (
@@ -35,6 +36,9 @@ from hybridpd_connector.errors import AgentError
 SLOTS = 65536
 SLOT_BYTES = 8
 _SCRATCH_CELLS = 4096
+_UNREAD = (1 << 64) - 1
+MAX_TOGETHER = 256
+"""Leases that one read asks about: those of loads that have ended at the same look."""
 
 
 class LeaseBoard:
@@ -63,9 +67,10 @@ class LeaseBoard:
         return self._words[sequence % self.slots] >= sequence
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class BoardView:
-    """A peer rank's board as this rank can read it; owned by whoever attached it."""
+    """A peer rank's board as this rank can read it; owned by whoever attached it. Each equals
+    itself only."""
 
     peer: str
     slots: int
@@ -79,12 +84,12 @@ class BoardCheck(NamedTuple):
     sequence: int
 
 
-@dataclasses.dataclass(slots=True)
-class BoardProbe:
-    """One question in flight: ``read`` is polled; ends with ``BoardReader.finish``."""
+class BoardProbe(NamedTuple):
+    """One question about several leases in flight: ``read`` is polled; ends with
+    ``BoardReader.finish``. ``cells``: where the answer to each of ``sequences`` arrives."""
 
-    check: BoardCheck
-    cell: int
+    sequences: Sequence[int]
+    cells: list[int]
     read: PostedRead
 
 
@@ -116,30 +121,44 @@ class BoardReader:
     def detach(self, view: BoardView) -> None:
         self._agent.release_list(view.remote)
 
-    def start(self, check: BoardCheck) -> BoardProbe:
-        """Post the read of one slot. ``AgentError`` when it cannot be posted."""
-        if not self._free_cells:
-            raise AgentError("lease board", "a free scratch cell", "none", "too many reads at once")
-        cell = self._free_cells.pop()
-        # All ones: a slot that was never written by the read counts as ended.
-        self._scratch[cell] = (1 << 64) - 1
-        slot = check.sequence % check.view.slots
-        try:
-            read = self._agent.post_read(self._local, [cell], check.view.remote, [slot])
-        except AgentError:
-            self._free_cells.append(cell)
-            raise
-        return BoardProbe(check, cell, read)
+    @property
+    def room(self) -> int:
+        """How many leases one question may be about now; 1 when there is no room at all, for
+        ``start`` to say so."""
+        return min(len(self._free_cells), MAX_TOGETHER) or 1
 
-    def held(self, probe: BoardProbe) -> bool:
-        """For a probe that is DONE: was the lease still held?"""
-        return self._scratch[probe.cell] < probe.check.sequence
+    def start(self, view: BoardView, sequences: Sequence[int]) -> BoardProbe:
+        """Post one read of the slots of these leases. ``AgentError`` when it cannot be posted."""
+        free, scratch, board_slots = self._free_cells, self._scratch, view.slots
+        if len(sequences) > len(free):
+            raise AgentError("lease board", "a free scratch cell", "none", "too many reads at once")
+        cells = free[-len(sequences) :]
+        del free[-len(sequences) :]
+        for cell in cells:
+            # A slot that was never written by the read counts as ended.
+            scratch[cell] = _UNREAD
+        slots = [sequence % board_slots for sequence in sequences]
+        try:
+            read = self._agent.post_read(self._local, cells, view.remote, slots)
+        except AgentError:
+            free += cells
+            raise
+        return BoardProbe(sequences, cells, read)
+
+    def ended(self, probe: BoardProbe) -> list[int]:
+        """For a probe that is DONE: which of its leases, as places in ``sequences``, were not held
+        any more."""
+        scratch, ended = self._scratch, []
+        for at, cell in enumerate(probe.cells):
+            if scratch[cell] >= probe.sequences[at]:
+                ended.append(at)
+        return ended
 
     def finish(self, probe: BoardProbe) -> bool:
         """Give the probe back; False while its read is still in flight (call again)."""
         if not self._agent.release_read(probe.read):
             return False
-        self._free_cells.append(probe.cell)
+        self._free_cells += probe.cells
         return True
 
     def close(self) -> None:

@@ -4,6 +4,8 @@ import dataclasses
 
 from hybridpd_connector.metadata import Load
 from hybridpd_connector.peer_link import PeerLink
+from hybridpd_connector.stats import Moved
+from hybridpd_connector.transfers import Outcome
 from hybridpd_connector.wants import Want
 from hybridpd_geometry import ReadRequest, RequestBlocks
 
@@ -32,4 +34,16 @@ def read_request(loading: Loading) -> ReadRequest:
         source=RequestBlocks(remote.block_ids),
         destination=RequestBlocks(loading.order.block_ids),
         first_token=loading.order.first_token,
+    )
+
+
+def moved(loading: Loading, outcome: Outcome) -> Moved:
+    """What a load has read, beside what its plan foresaw."""
+    return (
+        outcome.bytes,
+        outcome.descriptors,
+        loading.predicted_bytes,
+        loading.predicted_descriptors,
+        outcome.post_seconds,
+        outcome.transfer_seconds,
     )

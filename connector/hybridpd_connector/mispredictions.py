@@ -7,12 +7,14 @@ tell which, and when there is one there are many.
 import logging
 
 from hybridpd_connector.errors import shorten
-from hybridpd_connector.stats import Moved
 
 logger = logging.getLogger(__name__)
 
 MOST_LINES = 8
 """Of one process."""
+
+Moved = tuple[int, int]
+"""Bytes and descriptors of one load, on one rank."""
 
 
 class Mispredictions:

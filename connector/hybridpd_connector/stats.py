@@ -57,6 +57,7 @@ COUNTS = (
     LEASES_EXPIRED,
     LEASES_RELEASED,
 )
+_COUNTS = frozenset(COUNTS)
 SECONDS = (POST_SECONDS, NOTICED_SECONDS, QUEUE_SECONDS)
 _LOAD_COUNTED = (READ_BYTES, READ_DESCRIPTORS, PREDICTED_BYTES, PREDICTED_DESCRIPTORS)
 _LOAD_OBSERVED = (
@@ -82,8 +83,9 @@ _DESCRIPTOR_BUCKETS = tuple(float(1 << power) for power in range(0, 17, 2))
 _LONG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 Kind = Literal["counter", "gauge", "histogram"]
-Moved = tuple[int, int]
-"""Bytes and descriptors of one load, on one rank."""
+Moved = tuple[int, int, int, int, float, float]
+"""One load on one rank: bytes, descriptors, bytes and descriptors that were foreseen, seconds
+inside its posts, seconds until its end was noticed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,86 +259,81 @@ class Stats:
     """Recorder of one process. ``data`` may also come from another process (``Stats(data)``)."""
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
-        self.data = data if data else empty()
+        self._data = data if data else empty()
+        self._moved: list[Moved] = []
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """See the module."""
+        if self._moved:
+            self._add_up()
+        return self._data
 
     def __repr__(self) -> str:
         return f"Stats({reduce(self.data)})"
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to one of ``COUNTS``."""
-        _add(self.data["counts"], _known(name, COUNTS), amount)
+        if name not in _COUNTS:
+            raise _unknown(name, COUNTS)
+        counts = self._data["counts"]
+        counts[name] = counts.get(name, 0) + amount
 
-    def load(
-        self, measured: Moved, predicted: Moved, post_seconds: float, noticed_seconds: float
-    ) -> bool:
-        """One rank has read its part of one request; False when not the bytes that were foreseen.
+    def loads(self, moved: Sequence[Moved]) -> None:
+        """One rank has read its parts of these requests. NIXL that could not say counts 0."""
+        # Only kept here, on the engine's thread; `data` adds up what a whole step has brought.
+        self._moved += moved
+        if len(self._moved) >= MAX_OBSERVATIONS:
+            self._add_up()
 
-        NIXL that could not say counts 0. Written out, since it runs on the engine's thread.
-        """
-        data = self.data
-        counts, kept = data["counts"], data["seconds"]
-        read_bytes, descriptors = measured
-        predicted_bytes, predicted_descriptors = predicted
-        if LOAD_BYTES not in kept:
-            for name in _LOAD_COUNTED:
-                counts.setdefault(name, 0)
-            for name in _LOAD_OBSERVED:
-                kept.setdefault(name, [])
-        counts[READ_BYTES] += read_bytes
-        counts[READ_DESCRIPTORS] += descriptors
-        counts[PREDICTED_BYTES] += predicted_bytes
-        counts[PREDICTED_DESCRIPTORS] += predicted_descriptors
-        read = kept[LOAD_BYTES]
-        if len(read) < MAX_OBSERVATIONS:
-            read.append(read_bytes)
-            kept[LOAD_DESCRIPTORS].append(descriptors)
-            kept[PREDICTED_LOAD_BYTES].append(predicted_bytes)
-            kept[PREDICTED_LOAD_DESCRIPTORS].append(predicted_descriptors)
-            kept[POST_SECONDS].append(post_seconds)
-            kept[NOTICED_SECONDS].append(noticed_seconds)
-        if read_bytes in (0, predicted_bytes):
-            return True
-        _add(counts, MISPREDICTED_LOADS, 1)
-        return False
+    def _add_up(self) -> None:
+        moved, self._moved = self._moved, []
+        counts, kept = self._data["counts"], self._data["seconds"]
+        columns = [*zip(*moved, strict=True)]
+        for name, amounts in zip(_LOAD_COUNTED, columns, strict=False):
+            _add(counts, name, sum(amounts))
+        room = max(0, MAX_OBSERVATIONS - len(kept.get(LOAD_BYTES, ())))
+        for name, values in zip(_LOAD_OBSERVED, columns, strict=True):
+            kept.setdefault(name, []).extend(values[:room])
 
     def fail(self, reason: str, amount: int = 1) -> None:
         """One load failed for this reason (a short constant, never peer text)."""
-        _add(self.data["failures"], reason, amount)
+        _add(self._data["failures"], reason, amount)
 
     def refuse(self, reason: str, amount: int = 1) -> None:
         """The side channel refused connections for this reason (a short constant)."""
-        _add(self.data["refused"], reason, amount)
+        _add(self._data["refused"], reason, amount)
 
     def checksum(self, result: str) -> None:
         """One load was compared, or could not be: one of ``CHECKSUM_RESULTS``."""
-        _add(self.data["checksums"], _known(result, CHECKSUM_RESULTS), 1)
+        _add(self._data["checksums"], _known(result, CHECKSUM_RESULTS), 1)
 
     def observe(self, name: str, value: float) -> None:
         """Note one value of ``OBSERVED``."""
-        observations = self.data["seconds"].setdefault(_known(name, OBSERVED), [])
+        observations = self._data["seconds"].setdefault(_known(name, OBSERVED), [])
         if len(observations) < MAX_OBSERVATIONS:
             observations.append(value)
 
     def set_gauge(self, name: str, value: int) -> None:
         """Set one of ``GAUGES``."""
-        self.data["gauges"][_known(name, GAUGES)] = value
+        self._data["gauges"][_known(name, GAUGES)] = value
 
     def set_peers(self, counts: Mapping[str, int]) -> None:
         """Set the peers by state."""
-        self.data["peers"] = dict(counts)
+        self._data["peers"] = dict(counts)
 
     def set_links(self, links: Mapping[str, tuple[str, float]]) -> None:
         """Note links whose path or speed (bytes per second) has changed."""
         for label, (path, rate) in links.items():
-            self.data[LINKS][label] = [path, rate]
+            self._data[LINKS][label] = [path, rate]
 
     def take(self) -> dict[str, Any]:
         """What happened since the last take."""
-        taken, self.data = self.data, empty()
+        taken, self._data = self.data, empty()
         return taken
 
     def is_empty(self) -> bool:
-        return is_empty(self.data)
+        return not self._moved and is_empty(self._data)
 
 
 def is_empty(data: Mapping[str, Any]) -> bool:
@@ -386,8 +383,12 @@ def _add(amounts: dict[str, int], name: str, amount: int) -> None:
 
 def _known(name: str, names: Sequence[str]) -> str:
     if name not in names:
-        raise KeyError(f"{name} is not one of {', '.join(names)}")
+        raise _unknown(name, names)
     return name
+
+
+def _unknown(name: str, names: Sequence[str]) -> KeyError:
+    return KeyError(f"{name} is not one of {', '.join(names)}")
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

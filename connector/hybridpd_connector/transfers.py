@@ -4,6 +4,8 @@
               |                  |--ended--> bad "lease_ended"
               +--FAILED--> bad   +--FAILED--> bad
 
+Parts whose reads end at the same look ask a board together, in one read posted after that look.
+
 A load ends when all its parts have ended: good when all are, else failed with the first reason.
 Its outcome is given out exactly once, and only when the agent touches no byte of it any more, so
 that blocks may be freed on it. An abort or a passed deadline changes the verdict at once and the
@@ -16,12 +18,12 @@ Every handle is owned by its part, which releases it when it ends.
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hybridpd_connector.agent_api import Agent, PostedRead, PreparedList, Ranges, ReadState
 from hybridpd_connector.errors import AgentError, PeerLostError, StateError
-from hybridpd_connector.lease_board import BoardCheck, BoardProbe, BoardReader
+from hybridpd_connector.lease_board import BoardCheck, BoardProbe, BoardReader, BoardView
 from hybridpd_connector.patience import Patience, Watch
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ LEASE_CHECK_FAILED = "lease_check_failed"
 DEADLINE = "deadline"
 ABORTED = "aborted"
 
-_PENDING = ReadState.PENDING
+_PENDING, _DONE = ReadState.PENDING, ReadState.DONE
 
 
 class SourceRead(NamedTuple):
@@ -86,15 +88,23 @@ class Outcome:
 
 @dataclasses.dataclass(slots=True)
 class _Part:
-    """A part that has not ended. ``read``: what it waits for, its own read or, when ``probe`` is
-    set, that of the question to the lease board; ``watch``: since the first look at that. Of its
-    ``SourceRead`` only what is still needed: ranges are many, and so may be the parts."""
+    """A part that has not ended: ``read`` is its own, ``watch`` since the first look at that. Of
+    its ``SourceRead`` only what is still needed: ranges are many, and so may be the parts."""
 
     load: Outcome
     peer: str
     check: BoardCheck | None
     read: PostedRead
-    probe: BoardProbe | None = None
+    watch: Watch | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class _Asked:
+    """One question to a lease board, about parts whose reads have ended at the same look."""
+
+    peer: str
+    parts: Sequence[_Part]
+    probe: BoardProbe
     watch: Watch | None = None
 
 
@@ -109,15 +119,15 @@ class Transfers:
         self._loads: dict[str, Outcome] = {}
         # Looked at in every step, maybe hundreds of them: flat, and without the ended ones.
         self._open: list[_Part] = []
+        self._asked: list[_Asked] = []
         self._over: list[Outcome] = []
         # No load ends its time before this.
         self._earliest_deadline = math.inf
 
     def __repr__(self) -> str:
-        checking = sum(part.probe is not None for part in self._open)
+        checking = sum(len(asked.parts) for asked in self._asked)
         return (
-            f"Transfers(loads={len(self._loads)}, reading={len(self._open) - checking}, "
-            f"checking={checking})"
+            f"Transfers(loads={len(self._loads)}, reading={len(self._open)}, checking={checking})"
         )
 
     @property
@@ -130,7 +140,7 @@ class Transfers:
 
     def busy(self, peer: str) -> bool:
         """Does a read in flight use this peer? Nothing of it may be given back then."""
-        return any(part.peer == peer for part in self._open)
+        return any(part.peer == peer for part in self._parts())
 
     def submit(self, request: str, sources: Sequence[SourceRead], deadline: float) -> None:
         """Post every part of a load. Never raises for a peer's sake: failures become the outcome.
@@ -167,7 +177,10 @@ class Transfers:
         self._hopeful = False
         if not self._loads:
             return []
-        self._open = [part for part in self._open if self._look(part, now)]
+        if self._open:
+            self._look_at_reads(now)
+        if self._asked:
+            self._asked = [asked for asked in self._asked if not self._is_answered(asked, now)]
         over, self._over = self._over, []
         for load in over:
             del self._loads[load.request]
@@ -184,75 +197,111 @@ class Transfers:
         """Peers whose reads are still in flight after the deadline of their load."""
         if now < self._earliest_deadline:
             return ()
-        peers = (part.peer for part in self._open if now >= part.load.deadline)
+        peers = (part.peer for part in self._parts() if now >= part.load.deadline)
         return tuple(dict.fromkeys(peers))
 
     def _fail_late(self, now: float) -> None:
         """Every load that is open now has an open part; the first one is named."""
-        for part in self._open:
+        for part in self._parts():
             if now >= part.load.deadline:
                 part.load.fail(DEADLINE, part.peer)
         self._earliest_deadline = min(
             (load.deadline for load in self._loads.values()), default=math.inf
         )
 
-    def _look(self, part: _Part, now: float) -> bool:
-        """Once at a part; twice when its read has just ended and its lease is asked for.
+    def _parts(self) -> Iterator[_Part]:
+        """All that have not ended."""
+        yield from self._open
+        for asked in self._asked:
+            yield from asked.parts
 
-        True while it is open.
-        """
-        while True:
-            watch = part.watch
-            state = self._agent.poll(part.read)
+    def _look_at_reads(self, now: float) -> None:
+        """Once at each; the leases of those that have ended are asked for together."""
+        agent, still_open = self._agent, []
+        ended: dict[BoardView, list[_Part]] = {}
+        for part in self._open:
+            state = agent.poll(part.read)
             if state is _PENDING:
-                if watch is None:
-                    key = part.peer, part.probe is not None
-                    watch = part.watch = self._patience.begin(key, now)
-                if watch.worth and self._patience.lasts(watch, now):
-                    self._hopeful = True
-                return True
-            if watch is None:
-                self._patience.ended_at_once((part.peer, part.probe is not None))
-            else:
-                self._patience.end(watch, now)
-            if part.probe is not None:
-                self._end_check(part, part.probe, state)
-            elif self._end_read(part, state):
+                self._wait(part, False, now)
+                still_open.append(part)
                 continue
-            part.load.parts -= 1
-            if not part.load.parts:
-                self._over.append(part.load)
-            return False
+            load, check = part.load, part.check
+            if part.watch is not None:
+                self._patience.end(part.watch, now)
+            else:
+                self._patience.ended_at_once((part.peer, False))
+            if state is _DONE:
+                self._count(load, part.read)
+            else:
+                load.fail(READ_FAILED, part.peer, broken=True)
+            if not agent.release_read(part.read):
+                raise _still_in_flight(load.request)
+            # A load that has failed already needs no proof that its bytes are good.
+            if check is None or load.reason:
+                self._close((part,))
+            elif check.view in ended:
+                ended[check.view].append(part)
+            else:
+                ended[check.view] = [part]
+        self._open = still_open
+        for view, parts in ended.items():
+            asked = 0
+            while asked < len(parts):
+                room = self._boards.room
+                self._ask(view, parts[asked : asked + room])
+                asked += room
 
-    def _end_read(self, part: _Part, state: ReadState) -> bool:
-        """True: its lease is asked for now."""
-        load, peer = part.load, part.peer
-        if state is ReadState.DONE:
-            self._count(load, part.read)
-        else:
-            load.fail(READ_FAILED, peer, broken=True)
-        if not self._agent.release_read(part.read):
-            raise StateError(f"load {load.request}", "to release an ended read", "still in flight")
-        # A load that has failed already needs no proof that its bytes are good.
-        if load.reason or part.check is None:
-            return False
+    def _wait(self, item: _Part | _Asked, asking: bool, now: float) -> None:
+        """It goes on: is a look in this very step worth it?"""
+        watch = item.watch
+        if watch is None:
+            watch = item.watch = self._patience.begin((item.peer, asking), now)
+        if watch.worth and self._patience.lasts(watch, now):
+            self._hopeful = True
+
+    def _close(self, parts: Iterable[_Part]) -> None:
+        """These have ended."""
+        for part in parts:
+            load = part.load
+            load.parts -= 1
+            if not load.parts:
+                self._over.append(load)
+
+    def _ask(self, view: BoardView, parts: list[_Part]) -> None:
+        """Post the question: are the leases of these parts still held?"""
+        sequences = [part.check.sequence for part in parts if part.check is not None]
         try:
-            part.probe = self._boards.start(part.check)
+            probe = self._boards.start(view, sequences)
         except AgentError as error:
-            broken = isinstance(error, PeerLostError)
-            load.fail(LEASE_CHECK_FAILED, peer, broken=broken, detail=str(error))
+            self._fail_check(parts, broken=isinstance(error, PeerLostError), detail=str(error))
+            return
+        self._asked.append(_Asked(view.peer, parts, probe))
+
+    def _is_answered(self, asked: _Asked, now: float) -> bool:
+        """One look at a question; True when its parts have ended."""
+        state = self._agent.poll(asked.probe.read)
+        if state is _PENDING:
+            self._wait(asked, True, now)
             return False
-        part.read, part.watch = part.probe.read, None
+        if asked.watch is not None:
+            self._patience.end(asked.watch, now)
+        else:
+            self._patience.ended_at_once((asked.peer, True))
+        parts = asked.parts
+        if state is _DONE:
+            for at in self._boards.ended(asked.probe):
+                parts[at].load.fail(LEASE_ENDED, parts[at].peer)
+            self._close(parts)
+        else:
+            self._fail_check(parts, broken=True)
+        if not self._boards.finish(asked.probe):
+            raise _still_in_flight(parts[0].load.request)
         return True
 
-    def _end_check(self, part: _Part, probe: BoardProbe, state: ReadState) -> None:
-        load, peer = part.load, part.peer
-        if state is ReadState.FAILED:
-            load.fail(LEASE_CHECK_FAILED, peer, broken=True)
-        elif not self._boards.held(probe):
-            load.fail(LEASE_ENDED, peer)
-        if not self._boards.finish(probe):
-            raise StateError(f"load {load.request}", "to finish an ended probe", "still in flight")
+    def _fail_check(self, parts: Sequence[_Part], *, broken: bool, detail: str = "") -> None:
+        for part in parts:
+            part.load.fail(LEASE_CHECK_FAILED, part.peer, broken=broken, detail=detail)
+        self._close(parts)
 
     def _count(self, load: Outcome, read: PostedRead) -> None:
         try:
@@ -266,3 +315,7 @@ class Transfers:
         load.post_seconds += post_seconds
         if noticed_seconds > load.transfer_seconds:
             load.transfer_seconds = noticed_seconds
+
+
+def _still_in_flight(request: str) -> StateError:
+    return StateError(f"load {request}", "to release an ended read", "still in flight")

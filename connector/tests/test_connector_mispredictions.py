@@ -6,6 +6,7 @@ import pytest
 from connector_engines import World
 from test_connector_two_engines import loaded, prefilled
 
+from hybridpd_connector.agent_api import ReadTelemetry
 from hybridpd_connector.mispredictions import MOST_LINES, Mispredictions
 
 
@@ -14,6 +15,22 @@ def world():
     world = World()
     yield world
     world.close()
+
+
+def test_a_library_that_cannot_say_what_it_read_is_no_misprediction(world, monkeypatch, caplog):
+    p = world.engine("p", "producer")
+    d = world.engine("d", "consumer")
+    tokens, answer, _ = prefilled(p, 40)
+    d.add("d1", tokens, answer)
+    monkeypatch.setattr(
+        world.network.agents["d/0"], "telemetry", lambda read: ReadTelemetry(0, 0, 0.0, 0.0)
+    )
+    with caplog.at_level(logging.WARNING):
+        loaded(world, d, "d1")
+    data = d.ranks[0].take_stats()
+    assert data["seconds"]["load_bytes"] == [0]
+    assert "mispredicted_loads" not in data["counts"]
+    assert not [record for record in caplog.records if "foreseen" in record.getMessage()]
 
 
 @pytest.mark.parametrize("extra_bytes", [0, 8])

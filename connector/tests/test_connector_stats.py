@@ -97,16 +97,15 @@ def test_the_log_line_has_counts_and_quantiles():
 
 def test_a_load_is_measured_and_foreseen_in_the_same_form():
     recorder = Stats()
-    assert recorder.load((1000, 3), (1000, 4), 0.001, 0.002)
-    assert recorder.load((0, 0), (500, 2), 0.003, 0.004), "the library could not say"
-    assert "mispredicted_loads" not in recorder.data["counts"]
-    assert not recorder.load((999, 4), (1000, 4), 0.005, 0.006)
+    assert recorder.is_empty()
+    recorder.loads([(1000, 3, 1000, 4, 0.001, 0.002), (0, 0, 500, 2, 0.003, 0.004)])
+    assert not recorder.is_empty()
+    recorder.loads([(999, 4, 1000, 4, 0.005, 0.006)])
     assert recorder.data["counts"] == {
         "read_bytes": 1999,
         "read_descriptors": 7,
         "predicted_bytes": 2500,
         "predicted_descriptors": 10,
-        "mispredicted_loads": 1,
     }
     assert recorder.data["seconds"] == {
         "load_bytes": [1000, 0, 999],
@@ -125,7 +124,7 @@ def test_loads_are_counted_beyond_the_observations_that_are_kept(monkeypatch):
     monkeypatch.setattr(stats, "MAX_OBSERVATIONS", 3)
     recorder = Stats()
     for _ in range(10):
-        recorder.load((1000, 3), (1000, 3), 0.001, 0.002)
+        recorder.loads([(1000, 3, 1000, 3, 0.001, 0.002)])
     assert recorder.data["counts"]["read_bytes"] == 10_000
     assert {len(kept) for kept in recorder.data["seconds"].values()} == {3}
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridpd_connector import lease_board
 from hybridpd_connector.agent_api import Memory
 from hybridpd_connector.agent_fake import FakeAgent, FakeNetwork
 from hybridpd_connector.errors import AgentError, StateError
@@ -223,6 +224,52 @@ def test_a_full_scratch_fails_the_load_and_not_the_peer():
     assert len(outcomes) == 9
     failed = [outcome for outcome in outcomes if not outcome.ok]
     assert [(o.reason, o.peer_broken) for o in failed] == [(LEASE_CHECK_FAILED, False)]
+    fleet.assert_idle()
+
+
+def test_loads_that_end_at_the_same_look_ask_each_board_once(fleet, monkeypatch):
+    asked = []
+    start = fleet.boards_reader.start
+
+    def counted(view, sequences):
+        asked.append((view.peer, list(sequences)))
+        return start(view, sequences)
+
+    monkeypatch.setattr(fleet.boards_reader, "start", counted)
+    for number, sequence in enumerate((3, 5, 4)):
+        sources = [
+            fleet.source(index, number)._replace(check=BoardCheck(fleet.views[index], sequence))
+            for index in (0, 1)
+        ]
+        fleet.transfers.submit(f"r{sequence}", sources, LATER)
+    fleet.boards[1].end(5)
+    outcomes = {outcome.request: outcome.reason for outcome in fleet.drain()}
+    assert asked == [("p0", [3, 5, 4]), ("p1", [3, 5, 4])]
+    assert outcomes == {"r3": "", "r5": LEASE_ENDED, "r4": ""}
+    fleet.assert_idle()
+
+
+def test_a_question_that_fails_fails_every_load_that_it_was_about():
+    fleet = Fleet(sources=1)
+    fleet.network.delay_reads(2)
+    fleet.submit("r1")
+    fleet.submit("r2")
+    assert fleet.transfers.poll(0.0) == []
+    fleet.network.fail_reads(1)
+    outcomes = fleet.drain()
+    assert [(o.request, o.reason, o.peer_broken) for o in outcomes] == [
+        ("r1", LEASE_CHECK_FAILED, True),
+        ("r2", LEASE_CHECK_FAILED, True),
+    ]
+    fleet.assert_idle()
+
+
+def test_more_questions_than_one_read_takes_are_asked_in_several(monkeypatch):
+    monkeypatch.setattr(lease_board, "MAX_TOGETHER", 3)
+    fleet = Fleet(sources=1)
+    for number in range(8):
+        fleet.submit(f"r{number}")
+    assert [outcome.ok for outcome in fleet.transfers.poll(0.0)] == [True] * 8
     fleet.assert_idle()
 
 

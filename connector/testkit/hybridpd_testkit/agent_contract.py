@@ -26,7 +26,7 @@ from hybridpd_connector.agent_api import (
     Rows,
 )
 from hybridpd_connector.errors import AgentError, StateError
-from hybridpd_connector.lease_board import BoardCheck, BoardReader, LeaseBoard
+from hybridpd_connector.lease_board import BoardReader, LeaseBoard
 
 PAGE_BYTES = 4096
 PAGES = 64
@@ -373,9 +373,9 @@ class AgentContract:
         view = reader.attach(peer, board.address, board.slots)
 
         def held(sequence: int) -> bool:
-            probe = reader.start(BoardCheck(view, sequence))
+            probe = reader.start(view, [sequence])
             assert pair.finish(probe.read) is ReadState.DONE
-            answer = reader.held(probe)
+            answer = not reader.ended(probe)
             assert reader.finish(probe)
             return answer
 
