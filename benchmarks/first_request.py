@@ -36,6 +36,7 @@ from typing import Any
 
 import torch
 
+from devices import named, two_devices
 from hybridpd_connector.agent import NixlAgent
 from hybridpd_connector.agent_api import Memory, MemoryRegion
 from hybridpd_connector.consumer import Timeouts
@@ -262,9 +263,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--repeats", type=int, default=5, help="fresh pairs per row")
     options = parser.parse_args()
-    devices = ("cpu", "cpu") if options.device == "cpu" else ("cuda:0", "cuda:1")
+    devices = two_devices(options.device)
     context = quick_context()
-    print(f"{options.device}, {os.cpu_count()} cores, medians of {options.repeats} fresh pairs")
+    print(f"{named(devices)}, {os.cpu_count()} cores, medians of {options.repeats} fresh pairs")
     print(
         f"{'first request':30} {'first ms':>9} {'later ms':>9} {'ratio':>7} {'worst':>7} "
         f"{'ahead ms':>9}"

@@ -34,6 +34,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "connector"
 
 import torch
 
+from devices import named, two_devices
 from hybridpd_connector.agent import NixlAgent
 from hybridpd_connector.agent_api import Memory, MemoryRegion, ReadState
 from hybridpd_connector.host_facts import read_host_facts
@@ -196,10 +197,12 @@ def main() -> None:
     parser.add_argument("--own-pid-namespace", action="store_true")
     parser.add_argument("--repeats", type=int, default=5, help="fresh pairs per row")
     options = parser.parse_args()
-    here, there = ("cpu", "cpu") if options.device == "cpu" else ("cuda:0", "cuda:1")
+    here, there = two_devices(options.device)
     context = multiprocessing.get_context("spawn")
     reader = Reader(here)
-    print(f"{options.device}, {os.cpu_count()} cores, medians of {options.repeats} fresh pairs")
+    print(
+        f"{named((here, there))}, {os.cpu_count()} cores, medians of {options.repeats} fresh pairs"
+    )
     print(f"{'first request':22} {'first ms':>9} {'later ms':>9} {'ratio':>7} {'waking ms':>10}")
     said = ""
     for title, wake in (("of a link never used", False), ("of a link woken up", True)):

@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 
+from devices import named, two_devices
 from hybridpd_connector.agent import NixlAgent, load_nixl
 from hybridpd_connector.agent_api import Memory, MemoryRegion, ReadState
 from hybridpd_connector.read_tables import row_array
@@ -308,7 +309,8 @@ def main() -> None:
     owner.start()
     met = here.recv()
     reader = Reader(shape, blocks, options.device, met)
-    print(f"{options.model}, TP 1, {options.device}, block of {shape.layout.block_tokens} tokens")
+    where = named(two_devices(options.device))
+    print(f"{options.model}, TP 1, {where}, block of {shape.layout.block_tokens} tokens")
     ways: dict[str, tuple[Any, Any]] = {
         "ranges": (reader.by_ranges, reader.finish),
         "ids": (reader.by_ids, reader.finish),

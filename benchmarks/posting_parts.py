@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from devices import two_devices
 from first_request import HOST, UP_SECONDS, WAIT_SECONDS, Engine, producer, quick_context, started
 from first_request import take as take_from
 from hybridpd_connector.tail_zeros import Tail
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="other code between two requests")
     parser.add_argument("--zero-by", default="own", choices=["own", "torch"], help="who zeroes")
     options = parser.parse_args()
-    devices = ("cpu", "cpu") if options.device == "cpu" else ("cuda:0", "cuda:1")
+    devices = two_devices(options.device)
     context = quick_context()
     ours, theirs = context.Pipe()
     results, told = context.Pipe()
@@ -100,7 +101,7 @@ def main() -> None:
             process.kill()
     between = "busy" if options.busy else "idle"
     print(
-        f"{options.device}, {len(posts)} requests, {between} between them, {options.zero_by} zeroes"
+        f"{named(devices)}, {len(posts)} requests, {between} between them, {options.zero_by} zeroes"
     )
     print("\n".join(parts_table(posts)))
     print(f"  taking the time adds {1e6 * cost:.1f} us a part")

@@ -3,8 +3,10 @@
 Tiny checkpoints from disk; every request must load N-1 tokens and move the predicted bytes, and
 what the running engines say of their pages must be what geometry computes. Families that compute in
 bfloat16 or on GPUs only may differ where the single engine was undecided, and how often they did is
-told (`hybridpd_testkit.near_ties`). Prints one JSON line per family and TP pair, and exits 1 when
-anything differs. On a CPU: `--device cpu`.
+told (`hybridpd_testkit.near_ties`). With `--reference prefill` P alone says what is right: one
+engine less, where all share a GPU. With `--flip` a bit of P's memory is flipped behind its sums
+(`flipped_bits`). Prints one JSON line per family and TP pair, with the path that D has measured,
+and exits 1 when anything differs. On a CPU: `--device cpu`.
 
     PYTHONPATH=SITE:connector:connector/testkit python benchmarks/gpu/tokens_on_gpu.py --gpus 2
 """
@@ -24,6 +26,8 @@ from typing import Any
 
 import multicast
 from engine_facts import engine_facts
+from flipped_bits import flip_each_kind, with_probe
+from links import link_of
 
 from hybridpd_testkit.checkpoint_families import ALL_FAMILIES, FAMILIES
 from hybridpd_testkit.checkpoints import write_checkpoint
@@ -129,13 +133,30 @@ class Comparison:
         self.loads += len(prompt) > 1
         self.loaded += counted.external_tokens == len(prompt) - 1
         self.bytes_as_predicted += counted.read_bytes == counted.predicted_bytes
-        same, why = answer.tokens == expected, ""
-        if not same and not exact:
-            same, why = self._undecided(single, prompt, answer.tokens)
+        same, why = self._same(single, prompt, expected, answer.tokens, exact)
         self.equal += same
         if not same:
             wrong = {"length": len(prompt), "one": expected, "pd": answer.tokens, "why": why}
             self.wrong.append(wrong)
+
+    def recomputed(
+        self, single: Engine, prompt: list[int], tokens: Sequence[int], exact: bool
+    ) -> tuple[bool, str]:
+        """Are these the right tokens of a request that D has computed itself?"""
+        expected = complete(single, prompt, MAX_TOKENS).tokens
+        return self._same(single, prompt, expected, tokens, exact)
+
+    def _same(
+        self,
+        single: Engine,
+        prompt: list[int],
+        expected: Sequence[int],
+        tokens: Sequence[int],
+        exact: bool,
+    ) -> tuple[bool, str]:
+        if tokens == expected:
+            return True, ""
+        return (False, "") if exact else self._undecided(single, prompt, tokens)
 
     def _undecided(
         self, single: Engine, prompt: list[int], first: Sequence[int]
@@ -183,30 +204,53 @@ def try_pair(checkpoint: Path, tps: tuple[int, int], options: argparse.Namespace
     # Seeds of GPU families could not be picked on an engine: no lead is known to be large enough.
     exact = ALL_FAMILIES[checkpoint.name].dtype == "float32" and checkpoint.name in FAMILIES
     logs = logs_of(checkpoint, tps, options)
-    with running(specs_of(checkpoint, tps, options), logs, options.nursery) as engines:
-        single, prefill, decode = engines
+    flips: list[dict[str, Any]] = []
+    with running(engines_of(checkpoint, tps, options), logs, options.nursery) as engines:
+        *plain, prefill, decode = engines
+        single = plain[0] if plain else prefill
         facts = [engine_facts(engine) for engine in (prefill, decode)]
         found = Comparison(Pair(prefill, decode))
         for prompt in prompts():
             found.prompt(single, prompt, exact)
         require_nothing_left(prefill)
-        checksums = checksums_of(decode)
+        checksums, loads = checksums_of(decode), found.loads
+        path, bytes_per_second = link_of(decode)
+        if options.flip:
+            flips = flip_each_kind(
+                found.pair,
+                lambda prompt, tokens: found.recomputed(single, prompt, tokens, exact),
+            )
     count = len(found.lengths)
     good = (found.equal, found.loaded, found.bytes_as_predicted) == (count,) * 3
     good = good and all(engine["matches"] for engine in facts)
     if options.checksum == "all":
-        good = good and checksums == {"ok": found.loads * tps[1]}
+        good = good and checksums == {"ok": loads * tps[1]}
     return {
-        "ok": good,
+        "ok": good and all(row["ok"] for row in flips),
+        "reference": single.spec.name,
         "lengths": found.lengths,
         "equal": found.equal,
         "loaded": found.loaded,
         "bytes_as_predicted": found.bytes_as_predicted,
         **({} if exact else {"near_ties": found.ties}),
         "checksums": checksums,
+        "path": path,
+        "gigabytes_per_second": round(bytes_per_second / 1e9, 2),
         "wrong": found.wrong[:2],
+        "flips": flips,
         "engines": facts,
     }
+
+
+def engines_of(
+    checkpoint: Path, tps: tuple[int, int], options: argparse.Namespace
+) -> list[EngineSpec]:
+    """What `specs_of` says, as this run wants it."""
+    specs = specs_of(checkpoint, tps, options)
+    if options.reference == "prefill":
+        specs = specs[1:]
+    folder = logs_of(checkpoint, tps, options)
+    return with_probe(specs, folder) if options.flip else specs
 
 
 def main() -> int:
@@ -219,6 +263,8 @@ def main() -> int:
     parser.add_argument("--families", default="nemotron-h,falcon-h1,llama")
     parser.add_argument("--pairs", default="1-1,1-2,2-1", help="prefill-decode TP sizes")
     parser.add_argument("--checksum", default="all", help="off, sample or all, on P and on D")
+    parser.add_argument("--reference", choices=("plain", "prefill"), default="plain")
+    parser.add_argument("--flip", action="store_true", help="also flip bits; D must catch them")
     parser.add_argument("--engine-args", default="", help="more arguments of every engine")
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "gpu-tokens")
     options = parser.parse_args()

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from links import link_of
 from tokens_on_gpu import gpu_spec
 
 from hybridpd_testkit.checkpoints import write_checkpoint
@@ -35,7 +36,6 @@ from hybridpd_testkit.engines import (
 )
 from hybridpd_testkit.pd_client import Pair
 
-LINK = "hybridpd_link_bytes_per_second"
 PROMPT = list(range(3, 120))
 NAMESPACE = "different PID namespaces"
 ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -59,13 +59,6 @@ def own_pid_namespace(folder: Path) -> Iterator[None]:
             del os.environ[ENGINE_PYTHON_VARIABLE]
         else:
             os.environ[ENGINE_PYTHON_VARIABLE] = before
-
-
-def link_of(engine: Engine) -> tuple[str, float]:
-    """(path, bytes per second) of the one link that this engine has measured."""
-    samples = engine.metrics().samples
-    found = [(dict(key[1])["path"], value) for key, value in samples.items() if key[0] == LINK]
-    return found[0] if found else ("none", 0.0)
 
 
 def describe(prefill: Engine, decode: Engine) -> dict[str, Any]:

@@ -101,6 +101,8 @@ class WorkerReport:
         at = (tensor.storage_offset() + int(block) * page) * tensor.element_size()
         memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         memory.set_(tensor.untyped_storage())[at] ^= 1
+        if tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)
         return name
 
     def report_runner(self) -> dict[str, Any]:
