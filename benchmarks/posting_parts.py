@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from devices import two_devices
+from devices import named, two_devices
 from first_request import HOST, UP_SECONDS, WAIT_SECONDS, Engine, producer, quick_context, started
 from first_request import take as take_from
 from hybridpd_connector.tail_zeros import Tail
