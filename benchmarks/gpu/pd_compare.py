@@ -30,8 +30,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
-import signal
 import sys
 import tempfile
 import time
@@ -40,15 +38,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import keeper
 import multicast
 import pd_report
-from engine_facts import engine_facts
 from handover_stages import MARK
 from pd_cpu import cpu_seconds, scheduled
 from pd_load import Load, run_load
 from pd_models import write_model
 from spinners import count_of, spinning
-from start_logs import differences
 
 from hybridpd_testkit.engines import (
     SHIPPED,
@@ -102,11 +99,6 @@ class FullEngine(Engine):
         super().__init__(spec, logs, nursery)
         self.spec = _FullSpec(spec, options)  # type: ignore[assignment]
 
-    @property
-    def pid(self) -> int:
-        """The API server's process."""
-        return self._running().pid
-
 
 class _FullSpec:
     """The test kit's specification with another command line."""
@@ -119,6 +111,7 @@ class _FullSpec:
 
     def server_arguments(self, port: int) -> list[str]:
         """The server's command line."""
+        transfer = self._spec.transfer_config()
         return [
             *("--model", str(self._spec.checkpoint), "--served-model-name", "tiny"),
             *("--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy"),
@@ -126,15 +119,13 @@ class _FullSpec:
             *("--max-model-len", "8192", "--no-enable-prefix-caching"),
             *("--disable-uvicorn-access-log",),
             *("--worker-extension-cls", "hybridpd_testkit.worker_report.WorkerReport"),
-            *("--kv-transfer-config", json.dumps(self._spec.transfer_config())),
+            *(("--kv-transfer-config", json.dumps(transfer)) if transfer else ()),
             *self._options.engine_args.split(),
         ]
 
 
 def start(options: argparse.Namespace) -> int:
     """Bring all engines up in sessions of their own and write down where they are."""
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "engines.json").unlink(missing_ok=True)
     folder = options.out / options.model
     write_model(options.model, folder)
     if options.engine_args is None:
@@ -144,29 +135,14 @@ def start(options: argparse.Namespace) -> int:
     engines = [
         FullEngine(spec, options.out, options, nursery) for spec in specs_of(options, folder)
     ]
-    if os.fork():
-        # Somewhat longer than the keeper waits, who tells which engines are up.
-        return wait_for(options.out / "engines.json", options.start_seconds + 15)
-    os.setsid()  # the engines' parent: it outlives this command
-    (options.out / "keeper").write_text(str(os.getpid()))
-    for engine in engines:
-        engine.start()
-        time.sleep(options.stagger_seconds)
-    up: dict[str, dict[str, Any]] = {}
-    for engine in engines:
-        try:
-            engine.wait_ready(options.start_seconds)
-        except RuntimeError as error:
-            # The other pair may still be measured.
-            print(str(error)[-3000:], file=sys.stderr, flush=True)
-            continue
-        up[engine.spec.name] = {"url": engine.url, "pid": engine.pid}
-    tell_pages([engine for engine in engines if engine.spec.name in up])
-    print("\n".join(differences({e.spec.name: e.log_path for e in engines})), flush=True)
-    (options.out / "engines.json.new").write_text(json.dumps({"engines": up}))
-    (options.out / "engines.json.new").rename(options.out / "engines.json")
-    while True:
-        time.sleep(60)
+    return keeper.bring_up(
+        engines,
+        options.out,
+        options.start_seconds,
+        # One pair may be measured without the other.
+        lambda up: bool(pd_report.pairs_of(up)),
+        options.stagger_seconds,
+    )
 
 
 def specs_of(options: argparse.Namespace, checkpoint: Path) -> list[EngineSpec]:
@@ -212,28 +188,6 @@ def placed(first: int, count: int, gpus: int) -> str:
     return ",".join(str(gpu % gpus if gpus else gpu) for gpu in range(first, first + count))
 
 
-def tell_pages(engines: Sequence[Engine]) -> None:
-    """A line per engine: its pages, and geometry's. What cannot be asked keeps no fleet down."""
-    for engine in engines:
-        try:
-            print(json.dumps({"kind": "engine", **engine_facts(engine)}), flush=True)
-        except (RuntimeError, OSError, ValueError) as error:
-            print(f"{engine.spec.name}: {error!r}"[:500], file=sys.stderr, flush=True)
-
-
-def wait_for(path: Path, seconds: float) -> int:
-    """Wait for the keeper to write `path`."""
-    started = time.monotonic()
-    while not path.exists():
-        if time.monotonic() - started > seconds:
-            print("engines are not up; see the logs beside", path, file=sys.stderr)
-            return 1
-        time.sleep(1)
-    up = sorted(json.loads(path.read_text())["engines"])
-    print(json.dumps({"up_after_s": round(time.monotonic() - started), "up": up}), flush=True)
-    return 0 if pd_report.pairs_of(up) else 1
-
-
 def metrics_of(url: str) -> Metrics:
     """An engine's metrics as they are now."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
@@ -251,7 +205,7 @@ class Fleet:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        described = json.loads((options.out / "engines.json").read_text())["engines"]
+        described = keeper.engines_up(options.out)
         self.pairs = {
             name: (described[f"{name}-kv_producer"], described[f"{name}-kv_consumer"])
             for name in CONNECTORS
@@ -350,11 +304,7 @@ def report(options: argparse.Namespace) -> int:
 
 def stop(options: argparse.Namespace) -> int:
     """End the keeper; its engines end with it."""
-    keeper = options.out / "keeper"
-    os.kill(int(keeper.read_text()), signal.SIGTERM)
-    keeper.unlink()
-    (options.out / "engines.json").unlink(missing_ok=True)
-    return 0
+    return keeper.stop(options.out)
 
 
 def main() -> int:

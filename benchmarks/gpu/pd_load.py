@@ -113,8 +113,9 @@ async def run_load(prefill: str | None, decode: str | Sequence[str], load: Load)
                 except (aiohttp.ClientError, RuntimeError, TimeoutError) as error:
                     failures.append(repr(error)[:200])
 
+        prompts = prompts_of(load)
         started, cpu = time.perf_counter(), time.process_time()
-        await asyncio.gather(*(go(*item) for item in enumerate(prompts_of(load))))
+        await asyncio.gather(*(go(*item) for item in enumerate(prompts)))
         wall, cpu = time.perf_counter() - started, time.process_time() - cpu
     tokens = sum(t.tokens for t in timings)
     gaps = by_place(t.gaps for t in timings)

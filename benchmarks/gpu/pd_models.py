@@ -70,6 +70,14 @@ MODELS = {
     "nano64": {**NANO, "n_routed_experts": 64},
     # A quarter: for pairs of other TP sizes, where a GPU holds parts of more engines.
     "nano32": {**NANO, "n_routed_experts": 32},
+    # As many layers and kernels a step, in a tenth of the memory: sixteen engines fit on one GPU.
+    "nano-thin": {
+        **NANO,
+        "vocab_size": 32768,
+        "hidden_size": 1344,
+        "mamba_num_heads": 16,
+        "n_routed_experts": 8,
+    },
     "small": SMALL,
 }
 

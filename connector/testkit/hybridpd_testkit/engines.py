@@ -227,6 +227,11 @@ class Engine:
         role = self.spec.role or "plain"
         return f"{self.spec.name} (TP{self.spec.tp_size}, {role}, port {self.port})"
 
+    @property
+    def pid(self) -> int:
+        """The API server's process."""
+        return self._running().pid
+
     def check_alive(self) -> None:
         """Raise ``EngineFailedError`` with the end of the log when the process is gone."""
         process = self._running()
