@@ -7,9 +7,11 @@ after each step, so that a session that is cut short keeps what it has. What is 
 `--scratch`: the same call again, on the same machine, goes on behind it.
 
     PYTHONPATH=SITE python3 benchmarks/gpu/all_steps.py --gpus 2 --seconds 560 --out $OUT
-    python3 benchmarks/gpu/all_steps.py --list
+    PYTHONPATH=SITE python3 benchmarks/gpu/all_steps.py --gpus 1 --seconds 560 --out $OUT
+    python3 benchmarks/gpu/all_steps.py --list --gpus 1
     python benchmarks/gpu/all_steps.py --device cpu --steps tokens-1-1,post-cost    # a rehearsal
 
+One GPU has a table of its own (`gpu_steps_one`), where all engines share it; more have `gpu_steps`.
 `benchmarks/gpu/README.md` says how a session is spent. Only SITE, with vLLM, has to be on the path:
 the repository's own folders are added for the steps.
 """
@@ -33,6 +35,7 @@ from pathlib import Path
 
 import multicast
 from gpu_steps import STEPS, Step
+from gpu_steps_one import ONE_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("operator", "connector", "connector/testkit", "benchmarks", "benchmarks/gpu")
@@ -94,7 +97,8 @@ class Session:
         self.options = options
         self.ends = time.monotonic() + options.seconds
         self.machine = describe_machine(options)
-        chosen = {step.name: step for step in STEPS}
+        self.table = steps_of(options.gpus)
+        chosen = {step.name: step for step in self.table}
         unknown = [name for name in options.steps if name not in chosen]
         if unknown:
             raise SystemExit(f"--steps: expected names of --list, got {', '.join(unknown)}")
@@ -186,7 +190,7 @@ class Session:
     def _ports(self, run: Run) -> str:
         """A range of its own for each step, whatever call it is in: engines take their ports long
         after they are given, and another call may run beside this one."""
-        first = FIRST_PORT + STEP_PORTS * STEPS.index(run.step)
+        first = FIRST_PORT + STEP_PORTS * self.table.index(run.step)
         return f"{first}-{first + STEP_PORTS - 1}"
 
     def _look(self) -> None:
@@ -235,6 +239,11 @@ class Session:
         for name, texts in files.items():
             joined = "\n".join(texts).encode()[-MOST_FILE_BYTES:]
             (self.options.out / f"{name}.txt").write_bytes(joined)
+
+
+def steps_of(gpus: int) -> tuple[Step, ...]:
+    """The table for a machine with so many GPUs."""
+    return ONE_GPU if gpus == 1 else STEPS
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:
@@ -356,7 +365,9 @@ def main() -> int:
     parser.add_argument("--steps", default="", help="names, with commas; all if left out")
     parser.add_argument("--list", action="store_true", help="show the steps")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
-    parser.add_argument("--gpus", type=int, default=2, help="GPUs on this machine")
+    parser.add_argument(
+        "--gpus", type=int, default=2, help="GPUs of this machine; 1 has other steps"
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="of this call; later steps wait")
     parser.add_argument("--engines", type=int, default=max(5, (os.cpu_count() or 2) * 5 // 8))
     parser.add_argument("--again", action="store_true", help="also what was done here before")
@@ -368,7 +379,8 @@ def main() -> int:
     options = parser.parse_args()
     options.steps = [name for name in options.steps.split(",") if name]
     if options.list:
-        show([step for step in STEPS if not options.steps or step.name in options.steps])
+        table = steps_of(options.gpus)
+        show([step for step in table if not options.steps or step.name in options.steps])
         return 0
     # An end that is asked for must end the steps too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

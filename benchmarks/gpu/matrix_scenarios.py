@@ -53,6 +53,7 @@ MOST_REQUESTS = 32
 CHUNK_TOKENS = 75
 CHUNKS = (1, 2, 3, 4)
 DRAFTED_TOKENS = 200
+CACHED_TOKENS, EXTENDED_TOKENS = 600, 90
 DRAFTS_LONGEST, DRAFTS_TOKENS = 3, 2
 LEAST_ACCEPTED, LEAST_REJECTED = 100, 20
 
@@ -265,6 +266,44 @@ def drafts(bench: Bench) -> str:
     return f"{counted}, {found}"
 
 
+def cached(bench: Bench) -> str:
+    """First, repeated and extended prompts: what P or D has cached is neither computed nor loaded
+    again, and every token of a prompt is accounted for. Engines that draft must have drafted."""
+    counts = {"loads": 0, "loaded": 0, "from D's cache": 0}
+    many = []
+    for seed in range(2):
+        first = random_prompt(CACHED_TOKENS, 810 + seed)
+        many += [first, first, [*first, *random_prompt(EXTENDED_TOKENS, 820 + seed)]]
+    expected = one_by_one(bench.single, many, MAX_TOKENS)
+    begun = bench.prefill.metrics(), bench.decode.metrics()
+    answers = []
+    for prompt in many:
+        before = bench.decode.metrics()
+        answers.append(bench.pair.complete(prompt, MAX_TOKENS).tokens)
+        growth = bench.decode.metrics().since(before)
+        counted, local = evidence(growth), cache_hits(growth)
+        known = counted.external_tokens + counted.computed_tokens + local
+        need(known == len(prompt), f"{known} of {len(prompt)} tokens accounted for: {counted}")
+        need((counted.failures, counted.recomputed) == (0, 0), str(counted))
+        need(counted.read_bytes == counted.predicted_bytes, str(counted))
+        counts["loads"] += counted.loads
+        counts["loaded"] += counted.external_tokens
+        counts["from D's cache"] += local
+    found = judged(expected, answers, bench.bound)
+    counts["from P's cache"] = cache_hits(bench.prefill.metrics().since(begun[0]))
+    need(all(counts.values()), f"something was never cached, or never loaded: {counts}")
+    drafted = (
+        bench.decode.metrics().since(begun[1]).total("vllm:spec_decode_num_draft_tokens_total")
+    )
+    require_nothing_left(bench.prefill, bench.decode)
+    return f"{counts}, {found}" + f", {drafted:.0f} tokens drafted" * bool(drafted)
+
+
+def cache_hits(growth: Metrics) -> int:
+    """Tokens of prompts that an engine's own cache had."""
+    return int(growth.total("vllm:prompt_tokens_by_source_total", source="local_cache_hit"))
+
+
 def kill_prefill(bench: Bench) -> str:
     """P dies with requests on their way: D answers or refuses each, and goes on with another P."""
     known, waiting = random_prompt(220, 61), random_prompt(220, 62)
@@ -303,7 +342,8 @@ def checksums(bench: Bench) -> str:
     return f"{results['ok']} loads equal"
 
 
-# `kill-prefill` leaves no P behind. `drafts` wants engines that speculate.
+# `kill-prefill` leaves no P behind. `drafts` wants engines that speculate, `cached` a pair that
+# caches prefixes.
 SCENARIOS: dict[str, Callable[[Bench], str]] = {
     EXACT: exact,
     "handover": handover,
@@ -312,7 +352,8 @@ SCENARIOS: dict[str, Callable[[Bench], str]] = {
     "preempt-decode": preempt_decode,
     "preempt-prefill": preempt_prefill,
     "drafts": drafts,
+    "cached": cached,
     "kill-prefill": kill_prefill,
 }
-USUAL = tuple(name for name in SCENARIOS if name != "drafts")
+USUAL = tuple(name for name in SCENARIOS if name not in ("drafts", "cached"))
 WITH_SMALL_CACHES = ("preempt-decode", "preempt-prefill", "kill-prefill")

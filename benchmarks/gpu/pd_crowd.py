@@ -36,79 +36,64 @@ from typing import Any
 import crowd_report
 import keeper
 import multicast
-from crowd_report import ALONE, NONE, PAIRS
-from memory_split import (
-    STEP_TOKENS,
-    Share,
-    cache_bytes,
-    gpu_bytes,
-    too_much,
-    weights_bytes,
+from crowd_plan import (
+    DECODE,
+    KINDS,
+    PREFILL,
+    clients_of,
+    enough,
+    name_of,
+    order_of,
+    prefills_of,
+    processes_of,
+    shares_of,
 )
+from crowd_report import ALONE, NONE, PAIRS
+from memory_split import STEP_TOKENS, Share, gpu_bytes, too_much
 from pd_compare import CONNECTORS, SMALL, FullEngine
 from pd_load import Load, run_load
-from pd_models import MODELS, write_model
+from pd_models import write_model
 from pd_report import BASE, COLOCATED, OURS
 
 from hybridpd_testkit.engines import EngineSpec, Place, base_environment, engine_python
 from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.processes import free_port
 
-KINDS = (OURS, BASE, NONE)
-PREFILL, DECODE = "p", "d"
-LONGEST_PROMPT_SHARE = 1.5  # of the average one, see `pd_load`
 GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128)
 WARM_CLIENTS = 32
-
-
-def name_of(kind: str, part: str, number: int) -> str:
-    """An engine's name."""
-    return f"{kind}-{part}{number}"
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "0",
+    **multicast.ENVIRONMENT,
+    # It is built at the first start, for minutes; greedy tokens need none.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
 
 
 def specs_of(options: argparse.Namespace, checkpoint: Path) -> list[EngineSpec]:
     """All engines; the first of each kind, then the second of each, so that none comes up last."""
-    specs = []
-    ports = {number: free_port() for number in range(options.prefills)}
+    specs, first = [], options.first
+    numbers = range(first, first + options.processes)
+    prefills = range(first, first + options.prefills)
+    ports = {number: free_port() for number in prefills}
     told = {"prefill_peers": [f"{Place().data_host}:{port}" for port in ports.values()]}
-    for number in range(max(options.processes, options.prefills)):
+    for number in sorted({*numbers, *prefills}):
         for kind in KINDS:
-            common = {"environment": {"CUDA_VISIBLE_DEVICES": "0", **multicast.ENVIRONMENT}}
+            common = {"environment": ENVIRONMENT}
             if kind != NONE:
                 common["connector"] = CONNECTORS[kind]
-            if kind != NONE and number < options.prefills:
+            if kind != NONE and number in prefills:
                 port = ports[number] if kind == OURS else None
                 name = name_of(kind, PREFILL, number)
                 place = Place(side_channel_port=port)
                 specs.append(
                     EngineSpec(name, checkpoint, role="kv_producer", place=place, **common)
                 )
-            if number < options.processes:
+            if number in numbers:
                 role = None if kind == NONE else "kv_consumer"
                 meets = told if kind == OURS else {}
                 name = name_of(kind, DECODE, number)
                 specs.append(EngineSpec(name, checkpoint, role=role, extra_config=meets, **common))
     return specs
-
-
-def clients_of(spec: EngineSpec, options: argparse.Namespace) -> int:
-    """The most requests that an engine runs at once; prefill ends them early."""
-    most = max(int(part) for part in options.concurrency.split(","))
-    return max(8, most // 2) if spec.role == "kv_producer" else most
-
-
-def shares_of(specs: Sequence[EngineSpec], options: argparse.Namespace) -> list[Share]:
-    """Memory of each engine."""
-    config = MODELS[options.model]
-    tokens = int(LONGEST_PROMPT_SHARE * options.input) + options.output
-    return [
-        Share(
-            spec.name,
-            weights_bytes(config),
-            cache_bytes(config, clients_of(spec, options), tokens),
-        )
-        for spec in specs
-    ]
 
 
 def arguments_of(spec: EngineSpec, share: Share | None, options: argparse.Namespace) -> str:
@@ -122,6 +107,8 @@ def arguments_of(spec: EngineSpec, share: Share | None, options: argparse.Namesp
     return (
         f"--gpu-memory-utilization 0.05 --kv-cache-memory-bytes {share.cache} "
         f"--max-num-seqs {most} --max-num-batched-tokens {STEP_TOKENS} "
+        # By timing, while others start on the same GPU, each engine would choose other kernels.
+        "--no-enable-flashinfer-autotune "
         f"--compilation-config {graphs}"
     )
 
@@ -147,38 +134,6 @@ def start(options: argparse.Namespace) -> int:
     return keeper.bring_up(engines, options.out, options.start_seconds, enough)
 
 
-def enough(up: Sequence[str]) -> bool:
-    """At least two kinds with two processes; connectors with a prefill engine."""
-    whole = [kind for kind in KINDS if len(processes_of(kind, up)) > 1]
-    with_prefill = [kind for kind in whole if kind == NONE or prefills_of(kind, up)]
-    return len(with_prefill) > 1
-
-
-def processes_of(kind: str, up: Sequence[str]) -> list[int]:
-    """Numbers of the decode engines of a kind that are up."""
-    return _numbers(f"{kind}-{DECODE}", up)
-
-
-def prefills_of(kind: str, up: Sequence[str]) -> list[int]:
-    """Numbers of its prefill engines."""
-    return _numbers(f"{kind}-{PREFILL}", up)
-
-
-def _numbers(prefix: str, up: Sequence[str]) -> list[int]:
-    found = (name.removeprefix(prefix) for name in up if name.startswith(prefix))
-    return sorted(int(number) for number in found if number.isdigit())
-
-
-def order_of(kinds: Sequence[str], processes: int, turn: int) -> list[tuple[str, int]]:
-    """Who is asked when in one pass at one load: kinds alternate, who begins does too, and every
-    second pass goes backwards."""
-    order = []
-    for number in range(processes):
-        shift = (number + turn) % len(kinds)
-        order += [(kind, number) for kind in (*kinds[shift:], *kinds[:shift])]
-    return order[::-1] if turn % 2 else order
-
-
 class Crowd:
     """The engines that are up, and where points go."""
 
@@ -188,6 +143,7 @@ class Crowd:
             name: str(engine["url"]) for name, engine in keeper.engines_up(options.out).items()
         }
         self.clients = [int(part) for part in options.concurrency.split(",")]
+        self.numbers = range(options.first, options.first + options.processes)
 
     def decodes(self, kind: str, number: int) -> list[str]:
         """Who generates tokens: one engine, or two that take requests in turn as `colocated`."""
@@ -226,7 +182,7 @@ class Crowd:
 
         asyncio.run(all_at_once())
         for kind in (OURS, BASE) if phase == PAIRS else ():
-            for number in range(options.processes):
+            for number in self.numbers:
                 self.pair(kind, number, Load(2, 4, options.input, 8, 2))
 
     def passes(
@@ -246,7 +202,7 @@ class Crowd:
                 break
             for concurrency in self.clients:
                 requests = max(options.requests, 2 * concurrency)
-                for kind, number in order_of(kinds, options.processes, turn):
+                for kind, number in order_of(kinds, self.numbers, turn):
                     load = Load(concurrency, requests, options.input, options.output, 100 + turn)
                     point = ask(kind, number, load)
                     if point is not None:
@@ -305,6 +261,13 @@ def main() -> int:
     parser.add_argument("--model", default="nano-thin", help="of `pd_models`; small to rehearse")
     parser.add_argument("--processes", type=int, default=4, help="decode engines of each kind")
     parser.add_argument("--prefills", type=int, default=2, help="of each connector")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=0,
+        help="number of the first process: another "
+        "crowd's points go on behind those that are there",
+    )
     parser.add_argument("--concurrency", default="1,8,32,128", help="its largest sizes the caches")
     parser.add_argument("--requests", type=int, default=8, help="per point, at least")
     parser.add_argument("--input", type=int, default=1000, help="prompt tokens, on average")

@@ -50,7 +50,7 @@ def play(
             known = {"file": "all", "rehearsal": text, "seconds": 1, "engines": 1, **fields}
             steps.append(table.Step(name, command=text, **known))
         monkeypatch.setattr(driver, "LOOK_SECONDS", 0.01)
-        monkeypatch.setattr(driver, "STEPS", tuple(steps))
+        monkeypatch.setattr(driver, "steps_of", lambda gpus: tuple(steps))
         given: dict[str, Any] = {"seconds": 1e9, "again": False, "engines": 4, "steps": []}
         options = argparse.Namespace(
             device="cpu", gpus=1, scratch=tmp_path / "scratch", out=tmp_path / "out",
