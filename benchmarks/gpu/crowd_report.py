@@ -43,7 +43,27 @@ def report(points: Sequence[Point]) -> list[str]:
                 lines += ["", *row_of(row, concurrency, at)]
         lines.append("")
     failed = sum(point["failed"] for point in points)
-    return [*lines, f"failed requests: {failed}"]
+    return [*lines, *verdicts(points), "", f"failed requests: {failed}"]
+
+
+def verdicts(points: Sequence[Point]) -> list[str]:
+    """Ours to in-tree in short: a line for each figure and load that has both."""
+    lines = [f"{OURS} to {BASE}, by the means over processes, and in pairs:"]
+    for phase, rows in ROWS.items():
+        here = [point for point in points if point["phase"] == phase]
+        for title, name, _ in rows:
+            for concurrency in sorted({point["concurrency"] for point in here}):
+                at = [point for point in here if point["concurrency"] == concurrency]
+                ours, base = (
+                    kind_of([p for p in at if p["connector"] == connector], name)
+                    for connector in (OURS, BASE)
+                )
+                if ours is None or base is None:
+                    continue
+                by_pairs = paired(ours, base)
+                place = f"{phase}, {title}, {concurrency} at once, {len(ours.values)} processes"
+                lines.append(f"{place:<52} {difference(ours, base)}; in pairs {by_pairs}")
+    return lines
 
 
 def row_of(row: tuple[str, str, int], concurrency: int, points: Sequence[Point]) -> list[str]:

@@ -108,8 +108,8 @@ def crowd(name: str) -> tuple[Step, ...]:
         return Step(
             name if what == "start" else f"{name}-{what}",
             "crowd",
-            f"{program} {what} {options} {place}".replace("  ", " "),
-            f"{program} {what} {cpu} {place}",
+            " ".join(filter(None, (program, what, options, place))),
+            " ".join(filter(None, (program, what, cpu, place))),
             seconds,
             needs="" if what == "start" else name,
             cleans=what == "stop",

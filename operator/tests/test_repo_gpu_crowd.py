@@ -137,6 +137,8 @@ def test_the_report_tells_processes_kinds_and_luck(modules: tuple[Any, ...]) -> 
     assert any("passes of one process by 0.0 %" in line for line in lines)
     assert not any("none" in line for line in lines)
     assert lines[-1] == "failed requests: 1"
+    (verdict,) = (line for line in lines if line.startswith("alone, TPOT p50, ms, 8 at once, 2 "))
+    assert verdict.count("no difference shown") == 2
 
 
 def test_one_pass_goes_back_where_the_last_one_came(modules: tuple[Any, ...]) -> None:
