@@ -24,6 +24,7 @@ from hybridpd_testkit.pd_client import (
     wait_until,
 )
 from hybridpd_testkit.probe_orders import ProbeOrders
+from hybridpd_testkit.processes import HttpError
 
 CHECKSUMS = "hybridpd_checksums_total"
 FAILURES = "hybridpd_load_failures_total"
@@ -57,10 +58,14 @@ def flip_each_kind(pair: Pair, same_tokens: SameTokens) -> list[dict[str, Any]]:
     """A row for each kind of group that P's cache has; ``ok`` says whether all was as it should."""
     (report,) = pair.prefill.worker_reports()
     kinds = [group["kind"] for group in report["groups"]]
-    return [
-        flip(pair, kind, kinds.index(kind), random_prompt(PROMPT_TOKENS, 70 + at), same_tokens)
-        for at, kind in enumerate(dict.fromkeys(kinds))
-    ]
+    rows = []
+    for at, kind in enumerate(dict.fromkeys(kinds)):
+        prompt = random_prompt(PROMPT_TOKENS, 70 + at)
+        try:
+            rows.append(flip(pair, kind, kinds.index(kind), prompt, same_tokens))
+        except (RuntimeError, OSError, HttpError) as error:  # a timeout too: the rest is told
+            rows.append({"flipped": kind, "ok": False, "why": repr(error)[:500]})
+    return rows
 
 
 def flip(

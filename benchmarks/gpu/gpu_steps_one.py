@@ -136,7 +136,15 @@ def shared_fleet() -> tuple[Step, ...]:
         fleet(name, start, 140),
         load("load-shared", name, f"{points} --concurrency 1,8,32", 150, cpu),
         load("load-shared-128", name, f"{points} --concurrency 128 --warm", 100, f"{cpu} --warm"),
-        load("report-shared", name, "report", 3, "report"),
+        load(
+            "load-alone-shared",
+            name,
+            "load --concurrency 1,8 --repeats 3 --requests 10 --input 100 --output 100 "
+            "--no-colocated --warm --alone decode,prefill",
+            65,
+            f"load --concurrency 1 --no-colocated --warm --alone decode {SMALL_LOAD}",
+        ),
+        load("report-shared", name, "report --gpus 1", 3, "report --gpus 1"),
         stop("stop-shared", name),
     )
     return tuple(replace(step, gpus=1, tried=False) for step in steps)

@@ -83,6 +83,10 @@ METRICS = (
 SMALL = "small"
 # Two engines share a GPU: each takes a fixed part for its cache, whatever the other one holds.
 SHARED_ARGUMENTS = "--gpu-memory-utilization 0.1 --kv-cache-memory-bytes"
+ONE_GPU = (
+    "# All engines share one GPU, prefill and decode of a pair too: ratios of connectors mean "
+    "something, times do not"
+)
 MOST_CLIENTS = 128  # more need no graphs, which take long, and each sequence a state block
 
 
@@ -126,6 +130,8 @@ class _FullSpec:
 
 def start(options: argparse.Namespace) -> int:
     """Bring all engines up in sessions of their own and write down where they are."""
+    if options.gpus == 1:
+        print(ONE_GPU, flush=True)
     folder = options.out / options.model
     write_model(options.model, folder)
     if options.engine_args is None:
@@ -297,6 +303,8 @@ def report(options: argparse.Namespace) -> int:
     """Tables of everything that was written."""
     path = options.results or options.out / "results.jsonl"
     records: Sequence[Mapping[str, Any]] = [json.loads(line) for line in path.open()]
+    if options.gpus == 1:
+        print(ONE_GPU)
     lines = pd_report.table([record for record in records if record["kind"] == "point"])
     print("\n".join([*lines, "", *pd_report.first_lines(records)]))
     return 0
