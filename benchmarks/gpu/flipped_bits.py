@@ -56,7 +56,10 @@ def with_probe(specs: Sequence[EngineSpec], folder: Path) -> list[EngineSpec]:
 
 def flip_each_kind(pair: Pair, same_tokens: SameTokens) -> list[dict[str, Any]]:
     """A row for each kind of group that P's cache has; ``ok`` says whether all was as it should."""
-    (report,) = pair.prefill.worker_reports()
+    try:
+        (report,) = pair.prefill.worker_reports()
+    except (RuntimeError, OSError, HttpError) as error:
+        return [{"flipped": "nothing", "ok": False, "why": repr(error)[:500]}]
     kinds = [group["kind"] for group in report["groups"]]
     rows = []
     for at, kind in enumerate(dict.fromkeys(kinds)):

@@ -31,7 +31,7 @@ LONG_STEPS = '--engine-args="--max-num-batched-tokens {tokens}"'
 CROWD = "{scratch}/crowd"
 SMALL_CROWD = "--processes 2 --concurrency 1,2"
 SMALL_POINTS = f"{SMALL_CROWD} --requests 2 --input 60 --output 8 --passes 2"
-GROUPS = {"crowd": 0, "crowd-again": 4}  # the number of their first process
+GROUPS = {"crowd-try": 0, "crowd": 0, "crowd-again": 4}  # the number of their first process
 
 
 def families() -> tuple[Step, ...]:
@@ -106,16 +106,20 @@ def crowd(name: str) -> tuple[Step, ...]:
 
     def phase(what: str, options: str, cpu: str, seconds: int) -> Step:
         return Step(
-            name if what == "start" else f"{name}-{what}",
+            name if what in ("start", "try") else f"{name}-{what}",
             "crowd",
             " ".join(filter(None, (program, what, options, place))),
             " ".join(filter(None, (program, what, cpu, place))),
             seconds,
-            needs="" if what == "start" else name,
+            engines=3 if what == "try" else None,
+            needs="" if what in ("start", "try") else name,
             cleans=what == "stop",
             tried=False,
         )
 
+    if name == "crowd-try":
+        cpu = f"--model small {SMALL_CROWD} --input 60 --output 8"
+        return (phase("try", "--concurrency 8,128 --start-seconds 200", cpu, 120),)
     started = f"--model small --prefills 1 {SMALL_CROWD}"
     return (
         phase("start", "--start-seconds 240", started, 150),
@@ -158,6 +162,7 @@ def kept(name: str) -> Step:
 
 ONE_GPU: tuple[Step, ...] = (
     *families(),
+    *crowd("crowd-try"),
     *settings(),
     kept("post-cost"),
     kept("first-request"),

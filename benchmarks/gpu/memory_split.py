@@ -7,6 +7,7 @@ the sequences that an engine is to run, and what an engine takes beside (`ENGINE
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,20 @@ def too_much(shares: Sequence[Share], gpu_bytes: int) -> str:
         f"{gpu_bytes / 1e9:.1f} may be used: fewer engines or clients, or a smaller model "
         f"({largest.name} alone takes {largest.total / 1e9:.1f})"
     )
+
+
+def used_mib() -> dict[str, str]:
+    """MiB that each process has of the GPUs, and all together, as nvidia-smi tells; empty where
+    there is none."""
+    found = {}
+    for what, keys in (("compute-apps", "pid,used_memory"), ("gpu", "name,memory.used")):
+        query = ["nvidia-smi", f"--query-{what}={keys}", "--format=csv,noheader,nounits"]
+        try:
+            lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        found |= dict(re.findall(r"^(.*), *(.*)$", lines, re.MULTILINE))
+    return found
 
 
 def gpu_bytes() -> int:

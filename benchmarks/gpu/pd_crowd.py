@@ -11,9 +11,11 @@ median of its passes) and compares kinds by their means over processes (`crowd_v
 
 Weights are random. The model has Nano's layers in a tenth of its memory (`nano-thin`), so absolute
 times say little; nothing is compiled, decode steps are whole CUDA graphs (`FULL_DECODE_ONLY`), so
-that sixteen engines start in a minute or two. Prefill and decode share the GPU's time too.
+that sixteen engines start in a minute or two. Prefill and decode share the GPU's time too. `try`
+brings up three engines, asks them, tells what they take, and ends them.
 
     export PYTHONPATH=SITE:connector:connector/testkit
+    python benchmarks/gpu/pd_crowd.py try
     python benchmarks/gpu/pd_crowd.py start
     python benchmarks/gpu/pd_crowd.py alone --seconds 150
     python benchmarks/gpu/pd_crowd.py pairs --seconds 180
@@ -49,18 +51,25 @@ from crowd_plan import (
     shares_of,
 )
 from crowd_report import ALONE, NONE, PAIRS
-from memory_split import STEP_TOKENS, Share, gpu_bytes, too_much
+from memory_split import STEP_TOKENS, Share, gpu_bytes, too_much, used_mib
 from pd_compare import CONNECTORS, SMALL, FullEngine
 from pd_load import Load, run_load
 from pd_models import write_model
 from pd_report import BASE, COLOCATED, OURS
 
-from hybridpd_testkit.engines import EngineSpec, Place, base_environment, engine_python
+from hybridpd_testkit.engines import (
+    EngineSpec,
+    Place,
+    base_environment,
+    engine_python,
+    stop_all,
+)
 from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.processes import free_port
 
 GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128)
 WARM_CLIENTS = 32
+TRIED = (OURS, NONE)
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "0",
     **multicast.ENVIRONMENT,
@@ -113,16 +122,15 @@ def arguments_of(spec: EngineSpec, share: Share | None, options: argparse.Namesp
     )
 
 
-def start(options: argparse.Namespace) -> int:
-    """Bring all engines up; 1 when they do not fit, or fewer than two of each kind came."""
+def engines_of(options: argparse.Namespace) -> list[FullEngine]:
+    """All engines, not started; SystemExit when they do not fit."""
     rehearsed = options.model == SMALL
     checkpoint = options.out / options.model
     specs = specs_of(options, checkpoint)
     shares = [None] * len(specs) if rehearsed else shares_of(specs, options)
     if not rehearsed:
         if problem := too_much([share for share in shares if share], gpu_bytes()):
-            print(problem, file=sys.stderr)
-            return 1
+            raise SystemExit(problem)
         total = sum(share.total for share in shares if share)
         print(f"{len(specs)} engines are to take {total / 1e9:.1f} GB of one GPU", flush=True)
     write_model(options.model, checkpoint)
@@ -131,7 +139,38 @@ def start(options: argparse.Namespace) -> int:
     for spec, share in zip(specs, shares, strict=True):
         given = argparse.Namespace(engine_args=arguments_of(spec, share, options))
         engines.append(FullEngine(spec, options.out, given, nursery))
-    return keeper.bring_up(engines, options.out, options.start_seconds, enough)
+    return engines
+
+
+def start(options: argparse.Namespace) -> int:
+    """Bring all engines up; 1 when fewer than two of each kind came."""
+    return keeper.bring_up(engines_of(options), options.out, options.start_seconds, enough)
+
+
+def try_one(options: argparse.Namespace) -> int:
+    """One pair of ours and one engine without connector: do they start with these settings, and
+    what do they take? Their compiled kernels are there for the crowd."""
+    one = argparse.Namespace(**{**vars(options), "processes": 1, "prefills": 1})
+    kept = [name_of(OURS, PREFILL, one.first), *(name_of(k, DECODE, one.first) for k in TRIED)]
+    engines = [engine for engine in engines_of(one) if engine.spec.name in kept]
+    urls = {}
+    try:
+        for engine in engines:
+            engine.start()
+        for engine in engines:
+            print(f"{engine.spec.name}: up after {engine.wait_ready(options.start_seconds):.0f} s")
+            urls[engine.spec.name] = engine.url
+        for clients in (int(part) for part in options.concurrency.split(",")):
+            load = Load(clients, 2 * clients, options.input, options.output, 7)
+            for name in kept[1:]:
+                alone = asyncio.run(run_load(None, urls[name], load))
+                print(json.dumps({"alone": name, **alone}))
+            pair = asyncio.run(run_load(urls[kept[0]], urls[kept[1]], load))
+            print(json.dumps({"pair": kept[1], **pair}), flush=True)
+        print("\n".join(f"{pid}: {used} MiB of the GPU" for pid, used in used_mib().items()))
+    finally:
+        stop_all(engines)
+    return 0
 
 
 class Crowd:
@@ -256,7 +295,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = {"start": start, "alone": alone, "pairs": pairs, "report": report, "stop": stop}
+    commands = {
+        "try": try_one,
+        "start": start,
+        "alone": alone,
+        "pairs": pairs,
+        "report": report,
+        "stop": stop,
+    }
     parser.add_argument("command", choices=commands)
     parser.add_argument("--model", default="nano-thin", help="of `pd_models`; small to rehearse")
     parser.add_argument("--processes", type=int, default=4, help="decode engines of each kind")
