@@ -198,8 +198,10 @@ def test_a_fleet_that_did_not_come_up_is_stopped_and_not_loaded(play: Callable[.
     assert results(session) == {"fleet": "FAILED", "load": "skipped", "stop": "ok"}
 
 
-def test_the_table_names_programs_that_exist(modules: tuple[Any, Any]) -> None:
-    steps = modules[1].STEPS
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_the_table_names_programs_that_exist(modules: tuple[Any, Any], gpus: int) -> None:
+    steps = modules[0].steps_of(gpus)
+    assert all(step.gpus <= gpus for step in steps)
     names = [step.name for step in steps]
     assert len(set(names)) == len(names)
     assert len({step.file for step in steps}) <= 7, "a summary comes beside, and eight files back"
@@ -243,6 +245,21 @@ def test_steps_beside_each_other_take_other_ports(play: Callable[..., Any]) -> N
     assert beside._ports(beside.runs[0]) == "-".join(b), "in another call too"
 
 
-def test_every_step_has_ports_below_those_of_outgoing_connections(modules: tuple[Any, Any]) -> None:
-    driver, table = modules
-    assert driver.FIRST_PORT + driver.STEP_PORTS * len(table.STEPS) <= 30000
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_every_step_has_ports_below_those_of_outgoing_connections(
+    modules: tuple[Any, Any], gpus: int
+) -> None:
+    driver, _ = modules
+    assert driver.FIRST_PORT + driver.STEP_PORTS * len(driver.steps_of(gpus)) <= 30000
+
+
+def test_one_gpu_has_a_table_of_its_own(
+    modules: tuple[Any, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, _ = modules
+    for gpus, shown, hidden in (("1", "crowd-pairs", "fleet-1-2"), ("2", "fleet-1-2", "crowd")):
+        monkeypatch.setattr(sys, "argv", ["all_steps.py", "--list", "--gpus", gpus])
+        assert driver.main() == 0
+        names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+        assert shown in names
+        assert hidden not in names
