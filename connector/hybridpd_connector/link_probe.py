@@ -294,5 +294,6 @@ def _too_slow(peer: str) -> AgentError:
         f"first read from {peer}",
         "an end before the handshake's timeout",
         "none",
-        "the side channel answers and the data path does not: look at what lies between the pods",
+        "the side channel answers and the data path does not: look at what lies between the pods, "
+        "and whether a network interface there has gone (UCX_NET_DEVICES names those to use)",
     )

@@ -1,6 +1,7 @@
 """Real engines, shared by all tests of this folder, one family at a time."""
 
 import contextlib
+import os
 
 import pytest
 
@@ -21,6 +22,10 @@ from hybridpd_testkit.engines import (
 from hybridpd_testkit.nursery import Nursery
 from hybridpd_testkit.pd_client import Pair
 from hybridpd_testkit.probe_orders import ProbeOrders
+
+# UCX takes any interface of the host, and is deaf when that goes: other runs make some and take
+# them away.
+os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 BRIEF_LEASE_SECONDS = 6
 ADAPTERS = {"red": 1, "blue": 2}  # name → seed
