@@ -77,7 +77,7 @@ class Ours:
         half = SchedulerHalf(identity, groups_of(self.shape))
         connector._scheduler = SimpleNamespace(half=half, group_ids=(0,), select=tuple)
         connector._reasons, connector._connector_metadata = {}, None
-        connector._by_content = True
+        connector._with_items = True
         placement = self.shape.placement(0, BLOCKS)
         size = self.shape.geometry.page_bytes * BLOCKS
         regions = tuple(MemoryRegion(base, size) for base in placement.region_bases)

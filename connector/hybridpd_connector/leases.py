@@ -72,20 +72,19 @@ class Ended(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class _Lease:
-    """``readers``: D ranks that have released, per engine: engine -> (tp size, ranks)."""
+    """``seen_engines``: of those that read it, in the order in which they were heard of.
+    ``readers``: D ranks that have released, per engine: engine -> (tp size, ranks); None before
+    the first. Most leases need neither: nothing is made for them."""
 
     sequence: int
     deadline: float
     pinned_at: float
-    readers: dict[str, tuple[int, set[int]]]
-    seen_engines: set[str]
+    seen_engines: tuple[str, ...] = ()
+    readers: dict[str, tuple[int, set[int]]] | None = None
 
 
-class _End(NamedTuple):
-    """What is remembered of an ended lease."""
-
-    sequence: int
-    engine: str
+_End = tuple[int, str]
+"""What is remembered of an ended lease: its sequence, and the engine that ended it."""
 
 
 class ProducerLeases:
@@ -128,7 +127,7 @@ class ProducerLeases:
         if p_request in self._ends:
             del self._ends[p_request]
         deadline = now + self._lease_seconds
-        self._held[p_request] = _Lease(sequence, deadline, now, {}, set())
+        self._held[p_request] = _Lease(sequence, deadline, now)
         if deadline < self._earliest_deadline:
             self._earliest_deadline = deadline
         if p_request not in self._early:
@@ -176,26 +175,31 @@ class ProducerLeases:
             return
         engine, seen = release.d_engine, lease.seen_engines
         # One rank, and nobody else was heard of: it ends the lease, whatever is noted of it.
-        alone = release.d_tp_size == 1 and not lease.readers and (not seen or seen == {engine})
-        if not alone:
-            self._note_engine(lease, engine)
-            if engine not in seen:
-                return
-            reading = lease.readers.setdefault(engine, (release.d_tp_size, set()))
-            tp_size, ranks = reading
-            if tp_size != release.d_tp_size:
-                self._problems[TP_SIZE_CHANGED] += 1
-                return
-            ranks.add(release.d_rank)
-            if len(ranks) < tp_size:
-                return
+        alone = release.d_tp_size == 1 and not lease.readers and (not seen or seen == (engine,))
+        if not alone and not self._is_last(release, lease):
+            return
         self._end(release.p_request, lease, engine)
         self._released.append(release.p_request)
 
+    def _is_last(self, release: Release, lease: _Lease) -> bool:
+        """Has every rank of this reader's engine released now?"""
+        engine = release.d_engine
+        self._note_engine(lease, engine)
+        if engine not in lease.seen_engines:
+            return False
+        if lease.readers is None:
+            lease.readers = {}
+        tp_size, ranks = lease.readers.setdefault(engine, (release.d_tp_size, set()))
+        if tp_size != release.d_tp_size:
+            self._problems[TP_SIZE_CHANGED] += 1
+            return False
+        ranks.add(release.d_rank)
+        return len(ranks) >= tp_size
+
     def _release_without_lease(self, release: Release) -> None:
         end = self._ends.get(release.p_request)
-        if end is not None and end.sequence >= release.sequence:
-            if end.engine != release.d_engine:
+        if end is not None and end[0] >= release.sequence:
+            if end[1] != release.d_engine:
                 self._problems[AFTER_END] += 1
             return
         early = self._early.setdefault(release.p_request, [])
@@ -212,7 +216,7 @@ class ProducerLeases:
             if lease.seen_engines:
                 self._problems[OTHER_ENGINE] += 1
             if len(lease.seen_engines) < MAX_ENGINES:
-                lease.seen_engines.add(engine)
+                lease.seen_engines += (engine,)
 
     def _expire(self, now: float) -> dict[str, str]:
         if now < self._earliest_deadline:
@@ -240,7 +244,7 @@ class ProducerLeases:
     def _end(self, p_request: str, lease: _Lease, engine: str) -> None:
         self._board.end(lease.sequence)
         del self._held[p_request]
-        self._ends[p_request] = _End(lease.sequence, engine)
+        self._ends[p_request] = lease.sequence, engine
         if len(self._ends) > MAX_REMEMBERED:
             self._ends.popitem(last=False)
 

@@ -117,7 +117,7 @@ class PrefillSide:
             self._failures.lease_expired(request_id, *split(item.expired))
         else:
             self._stats.count(stats.LEASES_RELEASED)
-        parent = parent_of(request_id)
+        parent = parent_of(request_id) if self._answers else None
         if parent:
             self._answers.pop((parent, item.digest), None)
 
