@@ -28,8 +28,10 @@ START = """# The connector
 Written by `docs/reference/write_connector.py` from the connector's own tables.
 
 `HybridNixlConnector` runs inside vLLM, on prefill engines (P) and decode engines (D). A
-HybridPDService starts engines with it; by hand:
+HybridPDService starts engines with it. By hand, where vLLM is installed: `pip install --no-deps .`
+in this repository and `pip install 'nixl>=1.5,<2'`, then
 
+    export VLLM_SSM_CONV_STATE_LAYOUT=DS VLLM_NIXL_SIDE_CHANNEL_HOST=ADDRESS-OF-THIS-HOST
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "HybridNixlConnector",
         "kv_connector_module_path": "hybridpd_connector.connector",
         "kv_role": "kv_producer", "kv_load_failure_policy": "fail",
@@ -38,6 +40,17 @@ HybridPDService starts engines with it; by hand:
 with `kv_role` `kv_consumer` on decode engines and `kv_both` on engines that do either. The side
 channel listens on `VLLM_NIXL_SIDE_CHANNEL_HOST` and `VLLM_NIXL_SIDE_CHANNEL_PORT` (plus the data
 parallel index), which readers are told as `remote_host` and `remote_port`.
+
+A router asks P for one token and hands the `kv_transfer_params` of its answer to D. By hand, with
+P and D at these addresses:
+
+    P=http://127.0.0.1:8100 D=http://127.0.0.1:8200
+    ask() { curl -sS "$1/v1/completions" -H 'Content-Type: application/json' -d "$2"; }
+    request='{"model": "MODEL", "prompt": "Once upon a time", "max_tokens": 16}'
+    offer=$(ask $P "$(jq '.max_tokens = 1 | .kv_transfer_params = {do_remote_decode: true}' \\
+        <<< "$request")" | jq .kv_transfer_params)
+    ask $D "$(jq --argjson offer "$offer" '.kv_transfer_params = $offer' <<< "$request")"
+    curl -s $D/metrics | grep hybridpd_loads_total
 
 ## Settings
 Keys of `kv_connector_extra_config`. Others, and values that are not accepted, are refused at start.
