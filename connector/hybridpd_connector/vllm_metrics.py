@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -42,7 +42,7 @@ def stats_from(data: Mapping[str, Any] | None) -> HybridStats:
 
 
 class HybridPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """The metrics of ``stats.METRICS``, registered once per process."""
+    """The metrics of ``stats.METRICS``, registered for the latest engine of this process."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class HybridPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        _forget_earlier_engine()
         self._metrics: dict[str, Any] = {}
         self._paths: dict[tuple[int, str], str] = {}
         for definition in stats.METRICS:
@@ -105,3 +106,12 @@ class HybridPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         if definition.kind == "gauge":
             return metric_types[Gauge](**arguments, multiprocess_mode="mostrecent")
         return metric_types[Histogram](**arguments, buckets=list(definition.buckets))
+
+
+def _forget_earlier_engine() -> None:
+    """An engine that this process had before has left its metrics: vLLM takes back its own only,
+    and a name cannot be registered twice."""
+    names = {definition.name for definition in stats.METRICS}
+    for collector in [*REGISTRY._collector_to_names]:
+        if getattr(collector, "_name", "") in names:
+            REGISTRY.unregister(collector)
