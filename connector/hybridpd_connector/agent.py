@@ -36,6 +36,7 @@ from hybridpd_connector.agent_api import (
 )
 from hybridpd_connector.agent_call import AgentCall
 from hybridpd_connector.agent_forks import outlive_forks
+from hybridpd_connector.agent_readers import outlive_readers
 from hybridpd_connector.errors import AgentError, StateError
 
 _Handle = TypeVar("_Handle")
@@ -123,7 +124,8 @@ class NixlAgent:
         self._reads_of_peer: dict[str, int] = {}
         self._lists = 0
         self._closed = False
-        with self._call("create the agent"), _progress_delay(nixl.nixlBind):
+        making = self._call("create the agent")
+        with making, _progress_delay(nixl.nixlBind), outlive_readers(progress_thread):
             config = nixl.nixl_agent_config(
                 enable_prog_thread=progress_thread,
                 enable_listen_thread=False,
