@@ -84,8 +84,13 @@ def slot_of(image: bytes, function: bytes) -> int | None:
 def leave_out_deregistration() -> list[str]:
     """Take the call out of every UCX loaded here; what of it could not be done, in words."""
     mappings = read_mappings(_MAPS.read_text())
-    loaded = sorted({m.path for m in mappings if Path(m.path).name.startswith(LIBRARY)})
+    loaded = sorted({m.path for m in mappings if _is(LIBRARY, m.path)})
     return [f"{path}: {why}" for path in loaded if (why := _leave_out(path, mappings))]
+
+
+def _is(library: str, path: str) -> bool:
+    """``libucp.so.0``, or ``libucp-b39b3ed9.so.0.0.0`` as wheels have it."""
+    return Path(path).name.startswith((f"{library}.", f"{library}-"))
 
 
 def _leave_out(path: str, mappings: list[Mapping]) -> str:
@@ -99,7 +104,7 @@ def _leave_out(path: str, mappings: list[Mapping]) -> str:
     place = base + slot
     if not any(m.start <= place < m.end and m.writable for m in mappings):
         return "its table of functions cannot be written"
-    helpers = next((m.path for m in mappings if Path(m.path).name.startswith(HELPERS)), "")
+    helpers = next((m.path for m in mappings if _is(HELPERS, m.path)), "")
     try:
         nothing = ctypes.cast(getattr(ctypes.CDLL(helpers), NOTHING), ctypes.c_void_p).value
     except (OSError, AttributeError) as error:

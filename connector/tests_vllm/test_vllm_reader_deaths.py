@@ -1,0 +1,74 @@
+"""A process that answers readers over TCP outlives them; and what ends it without our mends."""
+
+import signal
+
+import pytest
+
+from hybridpd_connector.agent_api import ReadState
+from hybridpd_testkit.reader_deaths import (
+    PIECE_BYTES,
+    PIECES,
+    Mends,
+    Reader,
+    die_during_a_read,
+    die_with_unread_requests,
+    die_with_waiting_answers,
+    producer,
+)
+
+DEATHS = [die_with_unread_requests, die_with_waiting_answers, die_during_a_read]
+NOTICES_SECONDS = 0.5
+TRIES = 8
+
+
+def require_a_right_read(made):
+    reader = Reader(made)
+    reader.post()
+    state, arrived = reader.finish()
+    assert state is ReadState.DONE
+    # Every second piece, and the one that woke the link up.
+    assert arrived == (PIECES // 2 + 1) * PIECE_BYTES
+
+
+@pytest.mark.parametrize("die", DEATHS)
+def test_the_producer_outlives_its_readers_and_answers_the_next(die):
+    with producer() as made:
+        for _ in range(2):
+            die(made)
+            assert made.settle(NOTICES_SECONDS) is None
+        require_a_right_read(made)
+        assert made.close() == 0
+
+
+def ended_by(mends, die):
+    """Exit code of a producer with these mends only, after at most ``TRIES`` deaths."""
+    with producer(mends) as made:
+        for _ in range(TRIES):
+            die(made)
+            if made.settle(NOTICES_SECONDS) is not None:
+                break
+        return made.exit_code
+
+
+def test_resets_end_a_producer_that_hears_them():
+    assert ended_by(Mends(resets=False), die_with_unread_requests) == -signal.SIGABRT
+
+
+def test_waiting_answers_end_a_producer_that_gives_back_what_they_never_had():
+    ended = ended_by(Mends(resets=False, deregistration=False), die_with_waiting_answers)
+    assert ended == -signal.SIGSEGV
+
+
+def test_nothing_of_dead_readers_stays():
+    with producer(Mends(silence_seconds=2)) as made:
+        require_a_right_read(made)
+        before = made.files(), made.resident_bytes()
+        for _ in range(3):
+            for die in DEATHS:
+                die(made)
+        assert made.settle(15) is None
+        require_a_right_read(made)
+        assert made.files() <= before[0] + 2
+        # UCX keeps 320 bytes for each answer that waited: up to 3 x 3 x 1,024 here.
+        assert made.resident_bytes() - before[1] < 24 << 20
+        assert made.close() == 0
