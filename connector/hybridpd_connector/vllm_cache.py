@@ -6,6 +6,7 @@ because every later address is computed from the specifications.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -110,7 +111,7 @@ def read_cache(
             spec_tokens=builder.spec_tokens,
             page_bytes=builder.page_bytes,
             layers=layers,
-            numerics=numerics_of(model),
+            numerics=numerics_of(model, os.environ),
         )
     )
     placement, regions, views = _place(kv_cache_config, kv_caches, layout, rank)

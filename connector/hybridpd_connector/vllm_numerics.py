@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 MAX_SHOWN_CHARS = 400
@@ -29,8 +30,15 @@ TOLD_OF_ITEMS = (
 )
 """The same of its part about images and other items: their names do not tell it."""
 
+TOLD_BY_ENVIRONMENT = (
+    "VLLM_HUMMING_INPUT_QUANT_CONFIG",
+    "VLLM_HUMMING_ONLINE_QUANT_CONFIG",
+    "VLLM_MARLIN_INPUT_DTYPE",
+)
+"""Variables by which weights or inputs of layers are quantised, whatever the checkpoint says."""
 
-def numerics_of(model_config: Any) -> str:
+
+def numerics_of(model_config: Any, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     """Equal texts for engines that were told the same: ``dtype bfloat16, quantization fp8``."""
     parts = [f"dtype {str(model_config.dtype).removeprefix('torch.')}"]
     items = getattr(model_config, "multimodal_config", None)
@@ -40,6 +48,8 @@ def numerics_of(model_config: Any) -> str:
         if value:
             parts.append(f"{field} {_shown(value)}")
     parts += _rope_factors(model_config)
+    told = ((name, environment.get(name)) for name in TOLD_BY_ENVIRONMENT)
+    parts += [f"{name} {value}" for name, value in told if value]
     text = ", ".join(parts)
     if len(text) <= MAX_SHOWN_CHARS:
         return text

@@ -75,6 +75,13 @@ def test_what_an_engine_was_told_is_named(more, told):
     assert numerics_of(model(**more)) == f"dtype bfloat16, {told}"
 
 
+def test_what_the_environment_quantises_is_named():
+    told = {"VLLM_MARLIN_INPUT_DTYPE": "int8", "VLLM_HUMMING_ONLINE_QUANT_CONFIG": ""}
+    named = numerics_of(model(), {**told, "VLLM_LOGGING_LEVEL": "DEBUG"})
+    assert named == "dtype bfloat16, VLLM_MARLIN_INPUT_DTYPE int8"
+    assert numerics_of(model(), {}) == "dtype bfloat16"
+
+
 @pytest.mark.parametrize(
     ("text", "bound"),
     [
