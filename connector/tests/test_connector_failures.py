@@ -175,8 +175,8 @@ def test_an_expired_lease_is_one_line_and_one_count_for_all_ranks(world, lines, 
     assert p.half.take_stats()["gauges"] == {"leases_held": 1}
     if renewed:
         d.add("d1", tokens, answer)
-        heard = [rank._producer._leases._held["p1"].seen_engines for rank in p.ranks]
-        world.until(lambda: all(heard))
+        held = [rank._producer._leases._held["p1"] for rank in p.ranks]
+        world.until(lambda: all(lease.seen_engines for lease in held))
     world.now += LEASE_SECONDS + 1
     p.step()
     (line,) = lines()
