@@ -23,7 +23,7 @@ from hybridpd_connector import agent_readers
 from hybridpd_connector.agent import NixlAgent
 from hybridpd_connector.agent_api import Memory, MemoryRegion, ReadState
 from hybridpd_connector.agent_resets import ignore_resets
-from hybridpd_testkit.processes import inside_namespace
+from hybridpd_testkit.processes import enter_namespace
 
 PIECE_BYTES = 16 * 1024
 PIECES = 2048
@@ -47,11 +47,11 @@ class Where:
         default_factory=lambda: {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
     )
 
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
+    def enter(self) -> None:
+        """Move this process, which has done nothing yet."""
         os.environ.update(self.ucx)
-        with inside_namespace(self.namespace) if self.namespace else contextlib.nullcontext():
-            yield
+        if self.namespace:
+            enter_namespace(self.namespace)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +80,11 @@ def _memory() -> tuple[Any, int]:
 
 
 def _produce(pipe: Connection, mends: Mends, where: Where) -> None:
+    where.enter()
     mends.apply()
     memory, address = _memory()
     ctypes.memset(memory, FILL, len(memory))
-    with where.entered():
-        agent = NixlAgent(f"producer-of-deaths-{os.getpid()}", progress_thread=True)
+    agent = NixlAgent(f"producer-of-deaths-{os.getpid()}", progress_thread=True)
     agent.register([MemoryRegion(address, len(memory))])
     pipe.send((agent.metadata(), address))
     pipe.recv()
@@ -104,9 +104,9 @@ class _Order:
 
 
 def _read(pipe: Connection, order: _Order) -> None:
+    order.where.enter()
     memory, here_at = _memory()
-    with order.where.entered():
-        agent = NixlAgent(order.name)
+    agent = NixlAgent(order.name)
     agent.register([MemoryRegion(here_at, len(memory))])
 
     def prepare(peer: str | None, base: int) -> Any:
@@ -128,6 +128,13 @@ def _read(pipe: Connection, order: _Order) -> None:
     pipe.send((agent.poll(read), bytes(memory).count(FILL)))
 
 
+def _hear(pipe: Connection) -> Any:
+    """What the other process says; ``EOFError``: it has ended, its standard error says why."""
+    if not pipe.poll(_SECONDS):
+        raise TimeoutError(f"the other process said nothing for {_SECONDS:.0f} s")
+    return pipe.recv()
+
+
 class Reader:
     """A process that has met the producer and reads when told to."""
 
@@ -138,23 +145,19 @@ class Reader:
         order = _Order(name, producer.metadata, producer.address, where, stops)
         self._process = _READERS.Process(target=_read, args=(theirs, order), daemon=True)
         self._process.start()
-        self._hear()
+        theirs.close()
+        _hear(self._pipe)
 
     def post(self) -> None:
         """Send the requests."""
         self._pipe.send("read")
-        self._hear()
+        _hear(self._pipe)
 
     def finish(self) -> tuple[ReadState, int]:
         """How the read ended, and the producer's bytes that have arrived."""
-        state, count = self._hear()
+        state, count = _hear(self._pipe)
         self._process.join()
         return state, count
-
-    def _hear(self) -> Any:
-        if not self._pipe.poll(_SECONDS):
-            raise TimeoutError(f"the reader said nothing for {_SECONDS:.0f} s")
-        return self._pipe.recv()
 
     def kill(self) -> None:
         self._process.kill()
@@ -176,7 +179,8 @@ class Producer:
             del os.environ[_FILLED]
             if before is not None:
                 os.environ[_FILLED] = before
-        self.metadata, self.address = self._pipe.recv()
+        theirs.close()
+        self.metadata, self.address = _hear(self._pipe)
 
     @property
     def exit_code(self) -> int | None:
@@ -209,7 +213,7 @@ class Producer:
         """End it in order; its exit code."""
         if self.exit_code is None:
             self._pipe.send("close")
-            assert self._pipe.recv() == "closed"
+            assert _hear(self._pipe) == "closed"
             self._process.join()
         return self.exit_code
 
