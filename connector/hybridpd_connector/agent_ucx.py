@@ -14,6 +14,7 @@ function that does nothing. No code is changed.
 
 import ctypes
 import dataclasses
+import os
 import struct
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def slot_of(image: bytes, function: bytes) -> int | None:
     load address on; None: it does not call it through its table. ``ValueError``: no such file."""
     if not image.startswith(_ELF64_LITTLE):
         raise ValueError("not a 64-bit little-endian ELF file")
+    try:
+        return _find_slot(image, function)
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"a damaged ELF file: {error}") from error
+
+
+def _find_slot(image: bytes, function: bytes) -> int | None:
     (table,) = struct.unpack_from("<Q", image, 32)
     (count,) = struct.unpack_from("<H", image, 56)
     segments = [_SEGMENT.unpack_from(image, table + n * _SEGMENT.size) for n in range(count)]
@@ -96,7 +104,7 @@ def _is(library: str, path: str) -> bool:
 def _leave_out(path: str, mappings: list[Mapping]) -> str:
     try:
         slot = slot_of(Path(path).read_bytes(), CALL)
-    except (OSError, ValueError, struct.error) as error:
+    except (OSError, ValueError) as error:
         return str(error)
     base = next((m.start for m in mappings if m.path == path and not m.offset), None)
     if slot is None or base is None:
@@ -106,7 +114,8 @@ def _leave_out(path: str, mappings: list[Mapping]) -> str:
         return "its table of functions cannot be written"
     helpers = next((m.path for m in mappings if _is(HELPERS, m.path)), "")
     try:
-        nothing = ctypes.cast(getattr(ctypes.CDLL(helpers), NOTHING), ctypes.c_void_p).value
+        loaded = ctypes.CDLL(helpers, os.RTLD_NOW | os.RTLD_NOLOAD)
+        nothing = ctypes.cast(getattr(loaded, NOTHING), ctypes.c_void_p).value
     except (OSError, AttributeError) as error:
         return str(error)
     ctypes.c_void_p.from_address(place).value = nothing
