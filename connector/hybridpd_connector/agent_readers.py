@@ -37,12 +37,24 @@ def outlive_readers(answers: bool) -> Iterator[None]:
     if not answers:
         yield
         return
-    before = listening_sockets()
+    left: list[str] = []
+    before: set[int] | None = None
+    with _saying(left, "no list of sockets"):
+        before = listening_sockets()
     yield
-    left = leave_out_deregistration()
-    try:
-        ignore_resets(listening_sockets() - before)
-    except OSError as error:
-        left.append(f"no socket filter: {error}")
+    with _saying(left, "no list of libraries"):
+        left += leave_out_deregistration()
+    if before is not None:
+        with _saying(left, "no socket filter"):
+            ignore_resets(listening_sockets() - before)
     if left:
         logger.warning(NOT_SAFE, "; ".join(left))
+
+
+@contextlib.contextmanager
+def _saying(left: list[str], what: str) -> Iterator[None]:
+    """What the system does not let us do is no reason not to start."""
+    try:
+        yield
+    except OSError as error:
+        left.append(f"{what}: {error}")

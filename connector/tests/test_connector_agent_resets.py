@@ -177,3 +177,17 @@ def test_what_cannot_be_done_is_said(monkeypatch, caplog):
         pass
     (record,) = caplog.records
     assert "/lib/libucp.so: why; no socket filter: not allowed" in record.getMessage()
+
+
+@pytest.mark.parametrize("name", ["listening_sockets", "leave_out_deregistration"])
+def test_a_system_that_shows_nothing_is_no_reason_not_to_start(monkeypatch, caplog, name):
+    def hidden():
+        raise PermissionError(errno.EACCES, "hidden")
+
+    with watched(monkeypatch) as told:
+        monkeypatch.setattr(agent_readers, name, hidden)
+        with outlive_readers(True):
+            pass
+    (record,) = caplog.records
+    assert "hidden" in record.getMessage()
+    assert told == ([] if name == "listening_sockets" else [set()])
