@@ -111,7 +111,7 @@ def read_cache(
             spec_tokens=builder.spec_tokens,
             page_bytes=builder.page_bytes,
             layers=layers,
-            numerics=numerics_of(model, os.environ),
+            numerics=numerics_of(model, os.environ, getattr(vllm_config, "lora_config", None)),
         )
     )
     placement, regions, views = _place(kv_cache_config, kv_caches, layout, rank)

@@ -30,6 +30,9 @@ TOLD_OF_ITEMS = (
 )
 """The same of its part about images and other items: their names do not tell it."""
 
+TOLD_OF_ADAPTERS = ("target_modules", "enable_tower_connector_lora")
+"""The same of its part about LoRA: in which layers an adapter is used, whatever its name."""
+
 TOLD_BY_ENVIRONMENT = (
     "VLLM_HUMMING_INPUT_QUANT_CONFIG",
     "VLLM_HUMMING_ONLINE_QUANT_CONFIG",
@@ -38,14 +41,21 @@ TOLD_BY_ENVIRONMENT = (
 """Variables by which weights or inputs of layers are quantised, whatever the checkpoint says."""
 
 
-def numerics_of(model_config: Any, environment: Mapping[str, str] = MappingProxyType({})) -> str:
+def numerics_of(
+    model_config: Any,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    lora_config: Any = None,
+) -> str:
     """Equal texts for engines that were told the same: ``dtype bfloat16, quantization fp8``."""
     parts = [f"dtype {str(model_config.dtype).removeprefix('torch.')}"]
     items = getattr(model_config, "multimodal_config", None)
     fields = [(model_config, name) for name in TOLD] + [(items, name) for name in TOLD_OF_ITEMS]
+    fields += [(lora_config, name) for name in TOLD_OF_ADAPTERS]
     for part, field in fields:
         value = getattr(part, field, None)
         if value:
+            # The order of modules says nothing.
+            value = sorted(value) if field == "target_modules" else value
             parts.append(f"{field} {_shown(value)}")
     parts += _rope_factors(model_config)
     told = ((name, environment.get(name)) for name in TOLD_BY_ENVIRONMENT)

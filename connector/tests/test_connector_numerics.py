@@ -75,6 +75,19 @@ def test_what_an_engine_was_told_is_named(more, told):
     assert numerics_of(model(**more)) == f"dtype bfloat16, {told}"
 
 
+@pytest.mark.parametrize(
+    ("adapters", "told"),
+    [
+        ({"target_modules": None, "enable_tower_connector_lora": False}, ""),
+        ({"target_modules": ["v", "o"]}, ', target_modules ["o","v"]'),
+        ({"enable_tower_connector_lora": True}, ", enable_tower_connector_lora true"),
+    ],
+)
+def test_where_adapters_are_used_is_named(adapters, told):
+    lora = SimpleNamespace(max_loras=4, **adapters)
+    assert numerics_of(model(), {}, lora) == f"dtype bfloat16{told}"
+
+
 def test_what_the_environment_quantises_is_named():
     told = {"VLLM_MARLIN_INPUT_DTYPE": "int8", "VLLM_HUMMING_ONLINE_QUANT_CONFIG": ""}
     named = numerics_of(model(), {**told, "VLLM_LOGGING_LEVEL": "DEBUG"})
