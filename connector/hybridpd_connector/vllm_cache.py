@@ -96,7 +96,8 @@ def read_cache(
     check_conv_layout(conv_layout, builder.has_state, tp_size)
     layout = check_layout(
         CacheLayout(
-            model_id=str(model.model),
+            # What comes from an object store is named by a folder of this host's own.
+            model_id=str(getattr(model, "model_weights", "") or model.model),
             revision=model.revision,
             vllm_version=vllm_version,
             wire_version=WIRE_VERSION,

@@ -113,6 +113,16 @@ def test_the_layout_of_a_hybrid_cache():
     assert type(layout).from_dict(layout.to_dict()) == layout
 
 
+def test_a_model_has_the_name_that_it_has_on_other_hosts():
+    """vLLM replaces the name of one in an object store by the folder that it was copied to."""
+    rank = Rank()
+    assert rank.read().layout.model_id == "tiny"
+    rank.vllm.model_config.model_weights = ""
+    assert rank.read().layout.model_id == "tiny"
+    rank.vllm.model_config.model_weights = "s3://models/tiny"
+    assert rank.read().layout.model_id == "s3://models/tiny"
+
+
 def test_the_placement_of_a_hybrid_cache():
     rank = Rank()
     cache = rank.read()
