@@ -5,9 +5,11 @@ published model (TP 1), with a transfer agent that does nothing: what is left is
 scheduler and worker sides. vLLM's scheduler and worker objects are made without their constructors,
 which want a running engine (see `intree.py`). Told is CPU time of the calling thread, in
 microseconds per request, with 1 to 256 requests in flight at once, what one step costs while so
-many reads are in flight, and last, what a step without any transfer costs, scheduler and worker
-together. Medians of the rounds, without garbage collections. "cold": the CPU's caches were swept
-before each call, as by the model's work between two requests.
+many reads are in flight, what a step without any transfer costs, scheduler and worker together, and
+last, of the schedulers' rows, what vLLM's connector does not do: the digest by which a load belongs
+to its prompt, and P's copy of the prompt without its last token. Medians of the rounds, without
+garbage collections. "cold": the CPU's caches were swept before each call, as by the model's work
+between two requests.
 
     python benchmarks/connector_cpu.py [--prompt 2000]
 """
@@ -31,6 +33,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.tp_mapping import TPMapping
 
 import idle_steps
+import prompt_work
 from hybridpd_connector.agent_api import MemoryRegion, Notification, ReadState
 from hybridpd_connector.connector import HybridNixlConnector
 from hybridpd_connector.consumer import Timeouts
@@ -386,6 +389,8 @@ def main() -> None:
         his = idle_steps.microseconds(*idle_steps.theirs_of(*halves, role))
         what = f"{name}, a step without transfers"
         print(f"{what:<42}{0:>10}{mine:>10.1f}{his:>10.1f}{mine / his:8.2f}", flush=True)
+    for what, mine in prompt_work.microseconds(prompt):
+        print(f"{what:<42}{'':>10}{mine:>10.1f}{'-':>10}", flush=True)
     for connector in (ours.p, ours.d):
         connector._worker.close()
 

@@ -176,9 +176,8 @@ class ConsumerRank:
                 self._verifier.end_step()
             if not self._received:  # every failed one is also in there
                 return NOTHING_ENDED
-            received, failed = frozenset(self._received), dict(self._failed)
-            self._received.clear()
-            self._failed.clear()
+            received, failed = frozenset(self._received), self._failed
+            self._received, self._failed = set(), {}
             return received, failed
 
     def take_late(self) -> LateReads:
@@ -186,10 +185,8 @@ class ConsumerRank:
         with self._lock:
             if not self._late and not self._landed:
                 return NOTHING_LATE
-            late, landed = frozenset(self._late), tuple(self._landed)
-            self._late.clear()
-            self._landed.clear()
-            return LateReads(late, landed)
+            late, landed, self._late, self._landed = self._late, self._landed, set(), []
+            return LateReads(frozenset(late), tuple(landed))
 
     def renew(self, now: float, stall: str = "") -> None:
         """Send the renewals that are due; called by the ticker, whatever the engine is doing.
@@ -215,12 +212,9 @@ class ConsumerRank:
         have been replaced already by the one that lives at its address now."""
         try:
             return self._builder.build(engine_id, address)
-        except RefusedError as error:
-            if not error.retryable:
+        except (RefusedError, VersionError) as error:
+            if isinstance(error, VersionError) or not error.retryable:
                 self._refusals.put((engine_id, address, str(error)))
-            raise
-        except VersionError as error:
-            self._refusals.put((engine_id, address, str(error)))
             raise
 
     def _collect(self, now: float) -> None:
@@ -319,7 +313,12 @@ class ConsumerRank:
                 request = read_request(loading)
                 if verifier.begin(outcome.request, link, request, sequence, now):
                     continue
-            self._end(loading, "", now)
+            if loading.reported:
+                self._end(loading, "", now)
+            else:  # the same of most of them, in fewer calls
+                del self._loading[outcome.request]
+                self._received.add(outcome.request)
+                self._wants.let_go(outcome.request, now)
         if loads:
             self._stats.loads(loads)
 

@@ -132,12 +132,13 @@ class BoardReader:
         free, scratch, board_slots = self._free_cells, self._scratch, view.slots
         if len(sequences) > len(free):
             raise AgentError("lease board", "a free scratch cell", "none", "too many reads at once")
-        cells = free[-len(sequences) :]
-        del free[-len(sequences) :]
-        for cell in cells:
+        cells, slots = [], []
+        for sequence in sequences:
+            cell = free.pop()
             # A slot that was never written by the read counts as ended.
             scratch[cell] = _UNREAD
-        slots = [sequence % board_slots for sequence in sequences]
+            cells.append(cell)
+            slots.append(sequence % board_slots)
         try:
             read = self._agent.post_read(self._local, cells, view.remote, slots)
         except AgentError:

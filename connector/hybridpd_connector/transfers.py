@@ -245,11 +245,7 @@ class Transfers:
                 ended[check.view] = [part]
         self._open = still_open
         for view, parts in ended.items():
-            asked = 0
-            while asked < len(parts):
-                room = self._boards.room
-                self._ask(view, parts[asked : asked + room])
-                asked += room
+            self._ask(view, parts)
 
     def _wait(self, item: _Part | _Asked, asking: bool, now: float) -> None:
         """It goes on: is a look in this very step worth it?"""
@@ -269,13 +265,17 @@ class Transfers:
 
     def _ask(self, view: BoardView, parts: list[_Part]) -> None:
         """Post the question: are the leases of these parts still held?"""
-        sequences = [part.check.sequence for part in parts if part.check is not None]
-        try:
-            probe = self._boards.start(view, sequences)
-        except AgentError as error:
-            self._fail_check(parts, broken=isinstance(error, PeerLostError), detail=str(error))
-            return
-        self._asked.append(_Asked(view.peer, parts, probe))
+        most = self._boards.room if len(parts) > 1 else 1
+        while parts:
+            together, parts = parts[:most], parts[most:]
+            sequences = [part.check.sequence for part in together if part.check is not None]
+            try:
+                probe = self._boards.start(view, sequences)
+            except AgentError as error:
+                broken = isinstance(error, PeerLostError)
+                self._fail_check(together, broken=broken, detail=str(error))
+            else:
+                self._asked.append(_Asked(view.peer, together, probe))
 
     def _is_answered(self, asked: _Asked, now: float) -> bool:
         """One look at a question; True when its parts have ended."""
