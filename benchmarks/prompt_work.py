@@ -17,10 +17,10 @@ def microseconds(prompt: list[int]) -> Iterator[tuple[str, float]]:
     """(what, CPU of it): D checks that a load belongs to its prompt by a digest, and P states it; P
     prefills without the last token, in a list of its own."""
     yield (
-        "of that, digest of the prompt (P, D)",
+        "in P and D scheduler: digest of the prompt",
         _each(lambda: prompt_digest(prompt, len(prompt) - 1)),
     )
-    yield "of that, copy of the prompt (P)", _each(lambda: prompt[:-1])
+    yield "in P scheduler: copy of the prompt", _each(lambda: prompt[:-1])
 
 
 def _each(action: Callable[[], Any]) -> float:
