@@ -51,7 +51,12 @@ OTHER_HOST = (
     "in both pods, and for GPUDirect RDMA (nvidia-peermem or dma-buf)"
 )
 NOT_KNOWN = "the cause is not known: start both engines with UCX_PROTO_INFO=y and read their logs"
-CAUSES = (OTHER_NAMESPACE, NO_CUDA_IPC, REMAPPABLE, NO_RDMA, OTHER_HOST, NOT_KNOWN)
+NO_NVLINK = (
+    "nothing is seen to keep P and D from cuda_ipc: without NVLink (one GPU, PCIe) UCX does not "
+    "read with it unless both engines have UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y; if they have, start "
+    "them with UCX_PROTO_INFO=y and read their logs"
+)
+CAUSES = (OTHER_NAMESPACE, NO_CUDA_IPC, REMAPPABLE, NO_NVLINK, NO_RDMA, OTHER_HOST, NOT_KNOWN)
 """All of them; ``{where}`` is a side."""
 
 _CUDA_IPC = frozenset({"cuda_ipc", "cuda"})
@@ -136,7 +141,9 @@ def _same_host_cause(ours: HostFacts, theirs: HostFacts) -> str:
     where = _where(ours.remappable, theirs.remappable)
     if where:
         return REMAPPABLE.format(where=where)
-    return OTHER_NAMESPACE if _other_namespace(ours, theirs) else NOT_KNOWN
+    if not ours.pid_namespace or not theirs.pid_namespace:
+        return NOT_KNOWN
+    return OTHER_NAMESPACE if _other_namespace(ours, theirs) else NO_NVLINK
 
 
 def _other_host_cause(ours: HostFacts, theirs: HostFacts) -> str:

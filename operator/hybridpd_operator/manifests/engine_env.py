@@ -50,6 +50,8 @@ def suggested() -> list[Manifest]:
         {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": "120"},
         # Without pipelining a read between two pods of one node takes a far slower path.
         {"name": "UCX_RMA_PPLN_ENABLE", "value": "y"},
+        # Where GPUs have no NVLink UCX would read over TCP instead of CUDA's own way.
+        {"name": "UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "value": "y"},
     ]
 
 
