@@ -298,6 +298,8 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
             if options.device == "cpu"
             else {
                 **multicast.ENVIRONMENT,
+                # As pods of the operator have it: else one GPU is read over TCP (`ipc_reads.py`).
+                "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "y",
                 "HYBRIDPD_CACHE": str(caches),
                 "TRITON_CACHE_DIR": str(caches / "triton"),
                 "FLASHINFER_WORKSPACE_BASE": str(caches / "flashinfer"),

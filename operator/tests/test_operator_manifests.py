@@ -195,6 +195,8 @@ def test_a_cpu_engine_asks_for_no_gpu_and_any_node() -> None:
     template = engine_pod.template(context({"engine": {"device": "CPU"}}), "prefill")
     assert engine_of(template)["resources"] == {}
     assert "affinity" not in template["spec"]
+    # UCX warns of variables that nothing reads, and without a GPU nothing reads CUDA's.
+    assert not [entry for entry in engine_of(template)["env"] if "CUDA" in entry["name"]]
 
 
 def test_the_default_node_is_an_h200_and_the_user_may_say_otherwise() -> None:

@@ -41,25 +41,27 @@ def owned(context: Context) -> list[Manifest]:
     return entries
 
 
-def suggested() -> list[Manifest]:
+def suggested(context: Context) -> list[Manifest]:
     """Defaults that a user's entry of the same name replaces."""
-    return [
+    entries: list[Manifest] = [
         {"name": "HOME", "value": HOME},
         # The uid has no entry in the image's passwd; libraries ask for the user's name.
         {"name": "USER", "value": "hybridpd"},
         {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": "120"},
         # Without pipelining a read between two pods of one node takes a far slower path.
         {"name": "UCX_RMA_PPLN_ENABLE", "value": "y"},
-        # Where GPUs have no NVLink UCX would read over TCP instead of CUDA's own way.
-        {"name": "UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "value": "y"},
     ]
+    if context.spec.engine.gpu_resource_name:
+        # Where GPUs have no NVLink UCX would read over TCP instead of CUDA's own way.
+        entries.append({"name": "UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "value": "y"})
+    return entries
 
 
 def environment(context: Context, role: str) -> list[Manifest]:
     """Suggested, then the service's, then the role's, then owned: later ones of a name win."""
     spec = context.spec
     return by_name(
-        *suggested(),
+        *suggested(context),
         *(entry.to_pod() for entry in spec.engine.env),
         *(entry.to_pod() for entry in context.role(role).env),
         *owned(context),
