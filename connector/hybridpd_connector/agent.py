@@ -62,12 +62,8 @@ def load_nixl() -> Any:
             return importlib.import_module(name)
         except ImportError as error:
             failures.append(f"{name}: {error}")
-    raise AgentError(
-        "nixl",
-        "an importable NIXL 1.5",
-        "; ".join(failures),
-        "install nixl>=1.5 in the engine image",
-    )
+    way_out = "install nixl>=1.5 in the engine image"
+    raise AgentError("nixl", "an importable NIXL 1.5", "; ".join(failures), way_out)
 
 
 class _NixlList:
@@ -111,10 +107,16 @@ class NixlAgent:
     ``progress_thread``: for producers. NIXL's thread then answers readers, whatever this process
     is doing; it sleeps until something arrives (``benchmarks/agent_progress.py`` has the figures).
     Readers do without: polling makes their progress, and the thread would only be in its way.
+    ``outlives``: its process outlives those that it answers, see ``agent_readers``.
     """
 
     def __init__(
-        self, name: str, backends: Sequence[str] = ("UCX",), *, progress_thread: bool = False
+        self,
+        name: str,
+        backends: Sequence[str] = ("UCX",),
+        *,
+        progress_thread: bool = False,
+        outlives: bool = True,
     ) -> None:
         nixl = load_nixl()
         self.name = name
@@ -125,7 +127,7 @@ class NixlAgent:
         self._lists = 0
         self._closed = False
         making = self._call("create the agent")
-        with making, _progress_delay(nixl.nixlBind), outlive_readers(progress_thread):
+        with making, _progress_delay(nixl.nixlBind), outlive_readers(progress_thread and outlives):
             config = nixl.nixl_agent_config(
                 enable_prog_thread=progress_thread,
                 enable_listen_thread=False,
@@ -190,8 +192,7 @@ class NixlAgent:
         with self._call(f"prepare {len(array)} rows of {peer or 'our memory'}"):
             handle = self._nixl.prep_xfer_dlist(peer or _OURSELVES, array, memory.value)
             self._lists += 1
-            place = (memory.value, int(array[0, 2]))
-            return _NixlList(handle, peer, int(array[:, 4].sum()), place)
+            return _NixlList(handle, peer, int(array[:, 4].sum()), (memory.value, int(array[0, 2])))
 
     def release_list(self, prepared: PreparedList) -> None:
         mine = _own(prepared, _NixlList)

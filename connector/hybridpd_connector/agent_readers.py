@@ -56,5 +56,5 @@ def _saying(left: list[str], what: str) -> Iterator[None]:
     """What the system does not let us do is no reason not to start."""
     try:
         yield
-    except OSError as error:
+    except (OSError, ValueError) as error:
         left.append(f"{what}: {error}")

@@ -25,7 +25,7 @@ decode waits for a read (twice the lease time, 60 s at least): a reader that is 
 PROBE_SECONDS = 10
 """Between two questions to a peer that has nothing to say."""
 
-_TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
+_TABLE, _TABLE_6 = Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6")
 _DESCRIPTORS = "/proc/self/fd"
 _LISTEN = "0A"
 _SO_ATTACH_FILTER = 26
@@ -41,11 +41,11 @@ _FILTER = b"".join(struct.pack("HBBI", *instruction) for instruction in _INSTRUC
 
 
 def listening_sockets() -> set[int]:
-    """File descriptors of this process's TCP sockets that accept connections."""
-    accepting = set()
-    for table in _TABLES:
-        with contextlib.suppress(FileNotFoundError):  # no IPv6
-            accepting |= accepting_inodes(table.read_text())
+    """File descriptors of this process's TCP sockets that accept connections. ``OSError``: the
+    system does not show them."""
+    accepting = accepting_inodes(_TABLE.read_text())
+    with contextlib.suppress(FileNotFoundError):  # no IPv6
+        accepting |= accepting_inodes(_TABLE_6.read_text())
     found = set()
     for name in os.listdir(_DESCRIPTORS):
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -57,7 +57,7 @@ def listening_sockets() -> set[int]:
 def accepting_inodes(table: str) -> set[str]:
     """Sockets in state LISTEN of a text such as /proc/self/net/tcp, as links to them read."""
     rows = (line.split() for line in table.splitlines()[1:])
-    return {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTEN}
+    return {f"socket:[{row[9]}]" for row in rows if len(row) > 9 and row[3] == _LISTEN}
 
 
 def ignore_resets(listening: Iterable[int], silence_seconds: float = SILENCE_SECONDS) -> None:

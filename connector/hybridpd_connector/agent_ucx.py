@@ -31,11 +31,11 @@ _SYMBOL_BYTES = 24
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mapping:
-    """A piece of a file in this process's memory."""
+    """A piece of a file in this process's memory; ``rights`` such as ``r-xp``."""
 
     start: int
     end: int
-    writable: bool
+    rights: str
     offset: int
     path: str
 
@@ -43,11 +43,11 @@ class Mapping:
 def read_mappings(text: str) -> list[Mapping]:
     """Mapped files, of the text of /proc/PID/maps."""
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith("/"):
             start, end = (int(part, 16) for part in fields[0].split("-"))
-            found.append(Mapping(start, end, "w" in fields[1], int(fields[2], 16), fields[5]))
+            found.append(Mapping(start, end, fields[1], int(fields[2], 16), fields[5]))
     return found
 
 
@@ -91,7 +91,7 @@ def _find_slot(image: bytes, function: bytes) -> int | None:
 
 def leave_out_deregistration() -> list[str]:
     """Take the call out of every UCX loaded here; what of it could not be done, in words."""
-    mappings = read_mappings(_MAPS.read_text())
+    mappings = read_mappings(_MAPS.read_text(errors="surrogateescape"))
     loaded = sorted({m.path for m in mappings if _is(LIBRARY, m.path)})
     return [f"{path}: {why}" for path in loaded if (why := _leave_out(path, mappings))]
 
@@ -110,7 +110,7 @@ def _leave_out(path: str, mappings: list[Mapping]) -> str:
     if slot is None or base is None:
         return f"no call of {CALL.decode()} to be found"
     place = base + slot
-    if not any(m.start <= place < m.end and m.writable for m in mappings):
+    if not any(m.start <= place < m.end and "w" in m.rights for m in mappings if m.path == path):
         return "its table of functions cannot be written"
     helpers = next((m.path for m in mappings if _is(HELPERS, m.path)), "")
     try:
@@ -118,5 +118,14 @@ def _leave_out(path: str, mappings: list[Mapping]) -> str:
         nothing = ctypes.cast(getattr(loaded, NOTHING), ctypes.c_void_p).value
     except (OSError, AttributeError) as error:
         return str(error)
-    ctypes.c_void_p.from_address(place).value = nothing
+    held = ctypes.c_void_p.from_address(place)
+    if not _is_ucx_code(held.value or 0, mappings):
+        return "its table of functions is not where its file says"
+    held.value = nothing
     return ""
+
+
+def _is_ucx_code(place: int, mappings: list[Mapping]) -> bool:
+    """What the linker has put there before or after a first call is, and so is what we put."""
+    code = (m for m in mappings if "x" in m.rights and m.start <= place < m.end)
+    return any(_is(library, m.path) for m in code for library in (LIBRARY, HELPERS))

@@ -84,6 +84,14 @@ SETTINGS: tuple[Setting, ...] = (
         "How often a thread empties the mailbox of renewals and releases, whatever the engine does",
     ),
     Setting(
+        "outlive_readers",
+        True,
+        "true, false",
+        "prefill",
+        "Over TCP, outlive decode engines that die in the middle of a load. It changes how the UCX "
+        "of this process ends connections (ADR 23); false leaves UCX as it is",
+    ),
+    Setting(
         "unproven",
         (),
         "a list of hybrid_ngram",

@@ -212,6 +212,8 @@ def build_worker(
     share_logging()
     extra = vllm_config.kv_transfer_config.get_from_extra_config
     rank = get_tensor_model_parallel_rank()
+    name_fast = "require_fast_link"
+    name_outlive = "outlive_readers"
     memory = read_cache(
         vllm_config, kv_cache_config, kv_caches, rank, (settings.version, get_conv_state_layout())
     )
@@ -219,13 +221,13 @@ def build_worker(
         unique(f"{settings.engine_id}/{rank}"),
         check_names("backends", extra("backends", DEFAULT_BACKENDS)),
         progress_thread=settings.role != "consumer",
+        outlives=check_flag(name_outlive, extra(name_outlive, True)),
     )
     checksum_every = checksum_every_of(vllm_config)
     summer = None
     if checksum_every:
         summer = DeviceSums(memory.layout, memory.placement, memory.regions, memory.views)
     lease_seconds = lease_seconds_of(vllm_config)
-    name_fast = "require_fast_link"
     return WorkerHalf(
         RankCache(
             memory.layout,

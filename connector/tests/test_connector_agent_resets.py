@@ -5,10 +5,11 @@ import errno
 import socket
 import struct
 import time
+import types
 
 import pytest
 
-from hybridpd_connector import agent_readers
+from hybridpd_connector import agent, agent_readers, agent_resets
 from hybridpd_connector.agent_readers import outlive_readers
 from hybridpd_connector.agent_resets import (
     SILENCE_SECONDS,
@@ -130,7 +131,17 @@ def test_a_table_of_sockets_is_read():
         "        0 4712 1 ffff 100 0 0 10 0\n"
     )
     assert accepting_inodes(table) == {"socket:[4711]"}
-    assert accepting_inodes("") == set()
+    assert accepting_inodes("") == accepting_inodes("title\n\n  0: 1 2 0A\n") == set()
+
+
+@pytest.mark.parametrize(("missing", "shown"), [("_TABLE", False), ("_TABLE_6", True)])
+def test_only_ipv6_may_be_missing(monkeypatch, tmp_path, listening, missing, shown):
+    monkeypatch.setattr(agent_resets, missing, tmp_path / "none")
+    if shown:
+        assert listening.fileno() in listening_sockets()
+    else:
+        with pytest.raises(FileNotFoundError):
+            listening_sockets()
 
 
 def test_a_socket_that_is_none_is_refused():
@@ -179,10 +190,13 @@ def test_what_cannot_be_done_is_said(monkeypatch, caplog):
     assert "/lib/libucp.so: why; no socket filter: not allowed" in record.getMessage()
 
 
+@pytest.mark.parametrize(
+    "error", [PermissionError(errno.EACCES, "hidden"), ValueError("hidden")], ids=repr
+)
 @pytest.mark.parametrize("name", ["listening_sockets", "leave_out_deregistration"])
-def test_a_system_that_shows_nothing_is_no_reason_not_to_start(monkeypatch, caplog, name):
+def test_a_system_that_shows_nothing_is_no_reason_not_to_start(monkeypatch, caplog, name, error):
     def hidden():
-        raise PermissionError(errno.EACCES, "hidden")
+        raise error
 
     with watched(monkeypatch) as told:
         monkeypatch.setattr(agent_readers, name, hidden)
@@ -191,3 +205,25 @@ def test_a_system_that_shows_nothing_is_no_reason_not_to_start(monkeypatch, capl
     (record,) = caplog.records
     assert "hidden" in record.getMessage()
     assert told == ([] if name == "listening_sockets" else [set()])
+
+
+@pytest.mark.parametrize(
+    ("asked", "done"), [({}, True), ({"outlives": True}, True), ({"outlives": False}, False)]
+)
+def test_it_can_be_turned_off(monkeypatch, asked, done):
+    """Nothing is even looked at then."""
+    looked = []
+    nixl = types.SimpleNamespace(
+        nixlBind=types.SimpleNamespace(nixlAgent=None),
+        nixl_agent_config=lambda **settings: settings,
+        nixl_agent=lambda name, config: type("Agent", (), {"backends": {"UCX": None}})(),
+    )
+    monkeypatch.setattr(agent, "load_nixl", lambda: nixl)
+    monkeypatch.setattr(agent_readers, "listening_sockets", lambda: looked.append("tcp") or set())
+    monkeypatch.setattr(
+        agent_readers, "leave_out_deregistration", lambda: looked.append("ucx") or []
+    )
+    agent.NixlAgent("p/0", progress_thread=True, **asked)
+    assert looked == (["tcp", "ucx", "tcp"] if done else [])
+    agent.NixlAgent("d/0", **asked)
+    assert len(looked) == 3 * done

@@ -19,6 +19,8 @@ from hybridpd_connector.agent_ucx import (
 SLOT = 0x4018
 LOADED_AT = 0x1000  # the one segment's address; its bytes begin at 0 in the file
 _HEADERS = 64 + 2 * 56
+STUB = 0x5000
+NOTHING_AT = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value
 
 
 def library(names=(b"other", CALL), *, slots=(0x4010, SLOT), tags=(2, 5, 6, 23)):
@@ -97,16 +99,23 @@ def test_mappings_are_read():
         "7fffa000-7fffb000 rw-p 00000000 00:00 0 \n"
     )
     assert read_mappings(text) == [
-        Mapping(0x400000, 0x452000, False, 0x1000, "/opt/a b/libucp.so (deleted)"),
-        Mapping(0x651000, 0x652000, True, 0x51000, "/opt/libucp.so"),
+        Mapping(0x400000, 0x452000, "r-xp", 0x1000, "/opt/a b/libucp.so (deleted)"),
+        Mapping(0x651000, 0x652000, "rw-p", 0x51000, "/opt/libucp.so"),
     ]
+
+
+def test_names_of_other_files_are_anything():
+    for name in ("/opt/a\x1cb\x85\u2028c", "/opt/\udcff", "/opt/x\r"):
+        text = f"00400000-00452000 r-xp 00001000 08:02 173521      {name}\n"
+        assert [mapping.path for mapping in read_mappings(text)] == [name]
 
 
 @pytest.fixture
 def loaded(tmp_path, monkeypatch):
     """A UCX in this process: its file on disk, its table in memory of ours, its helpers' function
-    in a library that is loaded anyway."""
+    in a library that is loaded anyway. Its code has no memory: nothing calls it."""
     table = ctypes.create_string_buffer(0x8000)
+    ctypes.c_void_p.from_buffer(table, SLOT).value = STUB
     base, path = ctypes.addressof(table), tmp_path / "libucp-1.so.0"
     path.write_bytes(library())
     libc = next(m.path for m in read_mappings(agent_ucx._MAPS.read_text()) if "/libc.so" in m.path)
@@ -115,10 +124,13 @@ def loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(agent_ucx, "HELPERS", "libc")
     monkeypatch.setattr(agent_ucx, "NOTHING", "abs")
 
-    def write_maps(rights="rw-p", path=path):
+    def write_maps(rights="rw-p", path=path, table_of=None):
         maps.write_text(
-            f"{base:x}-{base + 0x8000:x} {rights} 00000000 00:00 1 {path}\n"
+            f"{base:x}-{base + 0x1000:x} r--p 00000000 00:00 1 {path}\n"
+            f"{base + 0x1000:x}-{base + 0x8000:x} {rights} 00001000 00:00 1 {table_of or path}\n"
+            f"{STUB:x}-{STUB + 0x1000:x} r-xp 00008000 00:00 1 {path}\n"
             f"1000-2000 r--p 00000000 00:00 1 {libc}\n"
+            f"{NOTHING_AT:x}-{NOTHING_AT + 1:x} r-xp 00008000 00:00 1 {libc}\n"
         )
 
     write_maps()
@@ -127,26 +139,49 @@ def loaded(tmp_path, monkeypatch):
 
 def test_the_call_is_led_to_a_function_that_does_nothing(loaded):
     table, _ = loaded
-    assert leave_out_deregistration() == []
-    expected = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value
-    assert ctypes.c_void_p.from_buffer(table, SLOT).value == expected
-    assert not any(table.raw[:SLOT] + table.raw[SLOT + 8 :])
+    for _ in range(2):  # as often as agents are made
+        assert leave_out_deregistration() == []
+        assert ctypes.c_void_p.from_buffer(table, SLOT).value == NOTHING_AT
+        assert not any(table.raw[:SLOT] + table.raw[SLOT + 8 :])
+
+
+@pytest.mark.parametrize("other", [0, 1, STUB - 1, STUB + 0x1000, NOTHING_AT + 1])
+def test_a_slot_that_holds_no_code_of_ucx_is_left_alone(loaded, other):
+    """Its file says otherwise than what is in memory: another file of the same name, say."""
+    table, _ = loaded
+    ctypes.c_void_p.from_buffer(table, SLOT).value = other
+    before = table.raw
+    (why,) = leave_out_deregistration()
+    assert why.endswith("its table of functions is not where its file says")
+    assert table.raw == before
+
+
+def test_memory_of_others_is_left_alone(loaded, tmp_path):
+    """The place is in memory that can be written, and that is not of this library."""
+    table, write_maps = loaded
+    write_maps(table_of=tmp_path / "libother.so")
+    before = table.raw
+    (why,) = leave_out_deregistration()
+    assert why.endswith("its table of functions cannot be written")
+    assert table.raw == before
 
 
 def test_a_table_that_cannot_be_written_is_left_alone(loaded):
     table, write_maps = loaded
     write_maps("r--p")
+    before = table.raw
     (why,) = leave_out_deregistration()
     assert why.endswith("its table of functions cannot be written")
-    assert not any(table.raw)
+    assert table.raw == before
 
 
 def test_helpers_without_the_function_are_named(loaded, monkeypatch):
     table, _ = loaded
     monkeypatch.setattr(agent_ucx, "NOTHING", "no_such_function")
+    before = table.raw
     (why,) = leave_out_deregistration()
     assert "no_such_function" in why
-    assert not any(table.raw)
+    assert table.raw == before
 
 
 def test_another_ucx_is_named(loaded, tmp_path):
@@ -154,9 +189,10 @@ def test_another_ucx_is_named(loaded, tmp_path):
     path = tmp_path / "libucp.so"
     path.write_bytes(library(names=(b"other", b"another")))
     write_maps(path=path)
+    before = table.raw
     (why,) = leave_out_deregistration()
     assert why == f"{path}: no call of {CALL.decode()} to be found"
-    assert not any(table.raw)
+    assert table.raw == before
 
 
 def test_without_a_ucx_there_is_nothing_to_do(loaded, tmp_path):

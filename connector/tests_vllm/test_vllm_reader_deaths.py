@@ -1,6 +1,7 @@
 """A process that answers readers over TCP outlives them; and what ends it without our mends."""
 
 import signal
+import types
 
 import pytest
 
@@ -72,3 +73,32 @@ def test_nothing_of_dead_readers_stays():
         # UCX keeps 320 bytes for each answer that waited: up to 3 x 3 x 1,024 here.
         assert made.resident_bytes() - before[1] < 24 << 20
         assert made.close() == 0
+
+
+class MadeError(Exception):
+    """Far enough."""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from torch, while it is imported
+@pytest.mark.parametrize(
+    ("extra", "outlives"),
+    [({}, True), ({"outlive_readers": True}, True), ({"outlive_readers": False}, False)],
+)
+def test_a_setting_leaves_ucx_as_it_is(monkeypatch, extra, outlives):
+    from hybridpd_connector import vllm_engine
+
+    told = {}
+
+    def make(*arguments, **settings):
+        told.update(settings)
+        raise MadeError
+
+    monkeypatch.setattr(vllm_engine, "NixlAgent", make)
+    for name in ("get_tensor_model_parallel_rank", "get_conv_state_layout", "read_cache"):
+        monkeypatch.setattr(vllm_engine, name, lambda *arguments: 0)
+    transfer = types.SimpleNamespace(get_from_extra_config=extra.get)
+    config = types.SimpleNamespace(kv_transfer_config=transfer)
+    settings = types.SimpleNamespace(engine_id="p", role="producer", version="0.32.0")
+    with pytest.raises(MadeError):
+        vllm_engine.build_worker(config, None, {}, settings)
+    assert told == {"progress_thread": True, "outlives": outlives}
