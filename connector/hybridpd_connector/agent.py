@@ -37,6 +37,7 @@ from hybridpd_connector.agent_api import (
 from hybridpd_connector.agent_call import AgentCall
 from hybridpd_connector.agent_forks import outlive_forks
 from hybridpd_connector.agent_readers import outlive_readers
+from hybridpd_connector.agent_resets import SILENCE_SECONDS
 from hybridpd_connector.errors import AgentError, StateError
 
 _Handle = TypeVar("_Handle")
@@ -107,7 +108,7 @@ class NixlAgent:
     ``progress_thread``: for producers. NIXL's thread then answers readers, whatever this process
     is doing; it sleeps until something arrives (``benchmarks/agent_progress.py`` has the figures).
     Readers do without: polling makes their progress, and the thread would only be in its way.
-    ``outlives``: its process outlives those that it answers, see ``agent_readers``.
+    ``outlives``: readers that it answers, and that are silent for so many seconds; 0: UCX alone.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class NixlAgent:
         backends: Sequence[str] = ("UCX",),
         *,
         progress_thread: bool = False,
-        outlives: bool = True,
+        outlives: float = SILENCE_SECONDS,
     ) -> None:
         nixl = load_nixl()
         self.name = name
@@ -126,8 +127,8 @@ class NixlAgent:
         self._reads_of_peer: dict[str, int] = {}
         self._lists = 0
         self._closed = False
-        making = self._call("create the agent")
-        with making, _progress_delay(nixl.nixlBind), outlive_readers(progress_thread and outlives):
+        making, outlives = self._call("create the agent"), outlives if progress_thread else 0
+        with making, _progress_delay(nixl.nixlBind), outlive_readers(outlives):
             config = nixl.nixl_agent_config(
                 enable_prog_thread=progress_thread,
                 enable_listen_thread=False,
@@ -179,8 +180,7 @@ class NixlAgent:
 
     def remove_peer(self, name: str) -> None:
         with self._call(f"remove peer {name}"):
-            reads = self._reads_of_peer.get(name, 0)
-            if reads:
+            if reads := self._reads_of_peer.get(name, 0):
                 raise AgentError(f"peer {name}", "no read in flight", reads)
             if self._peers.pop(name, None) is not None:
                 self._nixl.remove_remote_agent(name)

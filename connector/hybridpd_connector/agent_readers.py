@@ -31,10 +31,11 @@ NOT_SAFE = (
 
 
 @contextlib.contextmanager
-def outlive_readers(answers: bool) -> Iterator[None]:
-    """An agent that is made in here, before anybody can know it, outlives its readers.
-    ``answers``: it has a thread that answers them."""
-    if not answers:
+def outlive_readers(silence_seconds: float) -> Iterator[None]:
+    """An agent that is made in here, before anybody can know it, outlives its readers. One that is
+    silent for so long is dead; 0: nothing is done, since it answers nobody or is not to outlive
+    them."""
+    if not silence_seconds:
         yield
         return
     left: list[str] = []
@@ -46,7 +47,7 @@ def outlive_readers(answers: bool) -> Iterator[None]:
         left += leave_out_deregistration()
     if before is not None:
         with _saying(left, "no socket filter"):
-            ignore_resets(listening_sockets() - before)
+            ignore_resets(listening_sockets() - before, silence_seconds)
     if left:
         logger.warning(NOT_SAFE, "; ".join(left))
 

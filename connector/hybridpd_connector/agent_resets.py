@@ -19,9 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SILENCE_SECONDS = 180
-"""How long a connection lives whose peer acknowledges nothing, or takes nothing. Longer than
-decode waits for a read (twice the lease time, 60 s at least): a reader that is late is no dead one.
-"""
+"""How long a connection lives at least whose peer acknowledges nothing, or takes nothing. Longer
+than decode waits for a read: a reader that is late is no dead one."""
 PROBE_SECONDS = 10
 """Between two questions to a peer that has nothing to say."""
 
@@ -60,7 +59,7 @@ def accepting_inodes(table: str) -> set[str]:
     return {f"socket:[{row[9]}]" for row in rows if len(row) > 9 and row[3] == _LISTEN}
 
 
-def ignore_resets(listening: Iterable[int], silence_seconds: float = SILENCE_SECONDS) -> None:
+def ignore_resets(listening: Iterable[int], silence_seconds: float) -> None:
     """Connections accepted on these sockets from now on do not hear resets, and end after
     ``silence_seconds``. ``OSError``: the kernel does not let us."""
     instructions = ctypes.create_string_buffer(_FILTER, len(_FILTER))

@@ -17,6 +17,7 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 
 from hybridpd_connector import __version__
 from hybridpd_connector.agent import NixlAgent
+from hybridpd_connector.agent_resets import SILENCE_SECONDS
 from hybridpd_connector.consumer import Timeouts
 from hybridpd_connector.device_sums import DeviceSums
 from hybridpd_connector.handshake import Hello, RankHello, Responder
@@ -62,6 +63,7 @@ LONGEST_STEP_WAIT_SECONDS = 1
 RENEW_INTERVAL_SECONDS = 0.25
 HANDSHAKE_ATTEMPT_SECONDS = 5.0
 SHORTEST_READ_TIMEOUT_SECONDS = 60.0
+SILENCE_BEYOND_READS_SECONDS = 60.0
 
 RankPart = tuple[RankHello, dict[str, object]]
 """What one rank adds to its engine's hello: itself, and the layout that all ranks share."""
@@ -172,6 +174,16 @@ def timeouts_of(vllm_config: Any, lease_seconds: float) -> Timeouts:
     )
 
 
+def silence_seconds_of(vllm_config: Any) -> float:
+    """How long readers over TCP may say nothing; 0: as long as UCX bears, see ``agent_readers``.
+    Longer than they wait for a read, with the same settings."""
+    extra = vllm_config.kv_transfer_config.get_from_extra_config
+    if not check_flag("outlive_readers", extra("outlive_readers", True)):
+        return 0.0
+    read_seconds = timeouts_of(vllm_config, lease_seconds_of(vllm_config)).read
+    return max(SILENCE_SECONDS, read_seconds + SILENCE_BEYOND_READS_SECONDS)
+
+
 def remappable_cache(vllm_config: Any) -> bool:
     """Does vLLM's own allocator, made for sleep mode, hold the cache?"""
     return bool(getattr(vllm_config.model_config, "enable_cumem_allocator", False))
@@ -212,8 +224,6 @@ def build_worker(
     share_logging()
     extra = vllm_config.kv_transfer_config.get_from_extra_config
     rank = get_tensor_model_parallel_rank()
-    name_fast = "require_fast_link"
-    name_outlive = "outlive_readers"
     memory = read_cache(
         vllm_config, kv_cache_config, kv_caches, rank, (settings.version, get_conv_state_layout())
     )
@@ -221,13 +231,14 @@ def build_worker(
         unique(f"{settings.engine_id}/{rank}"),
         check_names("backends", extra("backends", DEFAULT_BACKENDS)),
         progress_thread=settings.role != "consumer",
-        outlives=check_flag(name_outlive, extra(name_outlive, True)),
+        outlives=silence_seconds_of(vllm_config),
     )
     checksum_every = checksum_every_of(vllm_config)
     summer = None
     if checksum_every:
         summer = DeviceSums(memory.layout, memory.placement, memory.regions, memory.views)
     lease_seconds = lease_seconds_of(vllm_config)
+    name_fast = "require_fast_link"
     return WorkerHalf(
         RankCache(
             memory.layout,

@@ -60,7 +60,7 @@ def test_a_reset_is_heard_by_others(listening):
 
 
 def test_a_reset_is_not_heard(listening):
-    ignore_resets([listening.fileno()])
+    ignore_resets([listening.fileno()], SILENCE_SECONDS)
     client, server = connected(listening)
     with server:
         client.send(b"request")
@@ -71,7 +71,7 @@ def test_a_reset_is_not_heard(listening):
 
 
 def test_a_last_byte_is_heard(listening):
-    ignore_resets([listening.fileno()])
+    ignore_resets([listening.fileno()], SILENCE_SECONDS)
     client, server = connected(listening)
     with server:
         client.send(b"request")
@@ -100,7 +100,7 @@ def os_error(number):
 
 
 def test_accepted_connections_inherit_it(listening):
-    ignore_resets([listening.fileno()])
+    ignore_resets([listening.fileno()], SILENCE_SECONDS)
     client, server = connected(listening)
     with client, server:
         silence = server.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
@@ -146,7 +146,7 @@ def test_only_ipv6_may_be_missing(monkeypatch, tmp_path, listening, missing, sho
 
 def test_a_socket_that_is_none_is_refused():
     with pytest.raises(OSError, match=os_error(errno.EBADF)):
-        ignore_resets([1 << 20])
+        ignore_resets([1 << 20], SILENCE_SECONDS)
 
 
 @contextlib.contextmanager
@@ -154,9 +154,10 @@ def watched(monkeypatch, left=(), error=None):
     """What ``outlive_readers`` tells to ignore resets, without any UCX."""
     told = []
 
-    def ignore(sockets):
+    def ignore(sockets, silence_seconds):
         if error is not None:
             raise error
+        assert silence_seconds == 240
         told.append(sockets)
 
     monkeypatch.setattr(agent_readers, "leave_out_deregistration", lambda: list(left))
@@ -166,7 +167,7 @@ def watched(monkeypatch, left=(), error=None):
 
 def test_sockets_of_the_agent_are_told_and_no_others(monkeypatch, listening, caplog):
     with watched(monkeypatch) as told:
-        with outlive_readers(True):
+        with outlive_readers(240):
             agents = socket.create_server(("127.0.0.1", 0))
         with agents:
             assert told == [{agents.fileno()}]
@@ -175,7 +176,7 @@ def test_sockets_of_the_agent_are_told_and_no_others(monkeypatch, listening, cap
 
 def test_nothing_is_done_for_an_agent_that_answers_nobody(monkeypatch):
     with watched(monkeypatch, left=["never asked"], error=OSError("never tried")) as told:
-        with outlive_readers(False):
+        with outlive_readers(0):
             pass
         assert told == []
 
@@ -183,7 +184,7 @@ def test_nothing_is_done_for_an_agent_that_answers_nobody(monkeypatch):
 def test_what_cannot_be_done_is_said(monkeypatch, caplog):
     with (
         watched(monkeypatch, ["/lib/libucp.so: why"], OSError("not allowed")),
-        outlive_readers(True),
+        outlive_readers(240),
     ):
         pass
     (record,) = caplog.records
@@ -200,7 +201,7 @@ def test_a_system_that_shows_nothing_is_no_reason_not_to_start(monkeypatch, capl
 
     with watched(monkeypatch) as told:
         monkeypatch.setattr(agent_readers, name, hidden)
-        with outlive_readers(True):
+        with outlive_readers(240):
             pass
     (record,) = caplog.records
     assert "hidden" in record.getMessage()
@@ -208,7 +209,7 @@ def test_a_system_that_shows_nothing_is_no_reason_not_to_start(monkeypatch, capl
 
 
 @pytest.mark.parametrize(
-    ("asked", "done"), [({}, True), ({"outlives": True}, True), ({"outlives": False}, False)]
+    ("asked", "done"), [({}, True), ({"outlives": 240}, True), ({"outlives": 0}, False)]
 )
 def test_it_can_be_turned_off(monkeypatch, asked, done):
     """Nothing is even looked at then."""

@@ -82,9 +82,16 @@ class MadeError(Exception):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from torch, while it is imported
 @pytest.mark.parametrize(
     ("extra", "outlives"),
-    [({}, True), ({"outlive_readers": True}, True), ({"outlive_readers": False}, False)],
+    [
+        ({}, 180),
+        ({"outlive_readers": True, "lease_seconds": 90}, 240),
+        ({"lease_seconds": 3600}, 7260),
+        ({"outlive_readers": False, "lease_seconds": 90}, 0),
+    ],
 )
-def test_a_setting_leaves_ucx_as_it_is(monkeypatch, extra, outlives):
+def test_ucx_bears_silence_longer_than_reads_may_take_or_is_left_alone(
+    monkeypatch, extra, outlives
+):
     from hybridpd_connector import vllm_engine
 
     told = {}

@@ -65,9 +65,9 @@ class Mends:
     def apply(self) -> None:
         """To agents that this process makes from now on."""
 
-        def ignore(listening: set[int]) -> None:
+        def ignore(listening: set[int], silence_seconds: float) -> None:
             if self.resets:
-                ignore_resets(listening, self.silence_seconds)
+                ignore_resets(listening, silence_seconds)
 
         mock.patch.object(agent_readers, "ignore_resets", ignore).start()
         if not self.deregistration:
@@ -84,7 +84,8 @@ def _produce(pipe: Connection, mends: Mends, where: Where) -> None:
     mends.apply()
     memory, address = _memory()
     ctypes.memset(memory, FILL, len(memory))
-    agent = NixlAgent(f"producer-of-deaths-{os.getpid()}", progress_thread=True)
+    name, silence_seconds = f"producer-of-deaths-{os.getpid()}", mends.silence_seconds
+    agent = NixlAgent(name, progress_thread=True, outlives=silence_seconds)
     agent.register([MemoryRegion(address, len(memory))])
     pipe.send((agent.metadata(), address))
     pipe.recv()
