@@ -39,7 +39,7 @@ def outlive_readers(silence_seconds: float) -> Iterator[None]:
         yield
         return
     left: list[str] = []
-    before: set[int] | None = None
+    before: set[tuple[int, str]] | None = None
     with _saying(left, "no list of sockets"):
         before = listening_sockets()
     yield
@@ -47,7 +47,8 @@ def outlive_readers(silence_seconds: float) -> Iterator[None]:
         left += leave_out_deregistration()
     if before is not None:
         with _saying(left, "no socket filter"):
-            ignore_resets(listening_sockets() - before, silence_seconds)
+            made = listening_sockets() - before
+            ignore_resets([descriptor for descriptor, _ in made], silence_seconds)
     if left:
         logger.warning(NOT_SAFE, "; ".join(left))
 

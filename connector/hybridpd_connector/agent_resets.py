@@ -39,17 +39,18 @@ _INSTRUCTIONS = (
 _FILTER = b"".join(struct.pack("HBBI", *instruction) for instruction in _INSTRUCTIONS)
 
 
-def listening_sockets() -> set[int]:
-    """File descriptors of this process's TCP sockets that accept connections. ``OSError``: the
-    system does not show them."""
+def listening_sockets() -> set[tuple[int, str]]:
+    """This process's TCP sockets that accept connections: file descriptor, and which socket that
+    is, since numbers come again. ``OSError``: the system does not show them."""
     accepting = accepting_inodes(_TABLE.read_text())
     with contextlib.suppress(FileNotFoundError):  # no IPv6
         accepting |= accepting_inodes(_TABLE_6.read_text())
     found = set()
     for name in os.listdir(_DESCRIPTORS):
         with contextlib.suppress(OSError):  # closed meanwhile
-            if os.readlink(f"{_DESCRIPTORS}/{name}") in accepting:
-                found.add(int(name))
+            link = os.readlink(f"{_DESCRIPTORS}/{name}")
+            if link in accepting:
+                found.add((int(name), link))
     return found
 
 

@@ -34,6 +34,10 @@ def connected(listening):
     return client, server
 
 
+def descriptors():
+    return {descriptor for descriptor, _ in listening_sockets()}
+
+
 def reset(client):
     """Close as a dead process does that had bytes to read: by a reset, without a last byte."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
@@ -116,7 +120,7 @@ def test_accepted_connections_inherit_it(listening):
 def test_only_sockets_that_accept_are_found(listening):
     client, server = connected(listening)
     with client, server, socket.socket() as fresh, socket.create_server(("127.0.0.1", 0)) as more:
-        found = listening_sockets()
+        found = descriptors()
         assert {listening.fileno(), more.fileno()} <= found
         assert not found & {client.fileno(), server.fileno(), fresh.fileno()}
 
@@ -138,7 +142,7 @@ def test_a_table_of_sockets_is_read():
 def test_only_ipv6_may_be_missing(monkeypatch, tmp_path, listening, missing, shown):
     monkeypatch.setattr(agent_resets, missing, tmp_path / "none")
     if shown:
-        assert listening.fileno() in listening_sockets()
+        assert listening.fileno() in descriptors()
     else:
         with pytest.raises(FileNotFoundError):
             listening_sockets()
@@ -170,8 +174,20 @@ def test_sockets_of_the_agent_are_told_and_no_others(monkeypatch, listening, cap
         with outlive_readers(240):
             agents = socket.create_server(("127.0.0.1", 0))
         with agents:
-            assert told == [{agents.fileno()}]
+            assert told == [[agents.fileno()]]
     assert not caplog.records
+
+
+def test_a_socket_of_the_agent_may_have_the_number_of_one_that_was_closed(monkeypatch):
+    other = socket.create_server(("127.0.0.1", 0))
+    number = other.fileno()
+    with watched(monkeypatch) as told:
+        with outlive_readers(240):
+            other.close()
+            agents = socket.create_server(("127.0.0.1", 0))
+        with agents:
+            assert agents.fileno() == number
+            assert told == [[number]]
 
 
 def test_nothing_is_done_for_an_agent_that_answers_nobody(monkeypatch):
@@ -205,7 +221,7 @@ def test_a_system_that_shows_nothing_is_no_reason_not_to_start(monkeypatch, capl
             pass
     (record,) = caplog.records
     assert "hidden" in record.getMessage()
-    assert told == ([] if name == "listening_sockets" else [set()])
+    assert told == ([] if name == "listening_sockets" else [[]])
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class Mends:
     def apply(self) -> None:
         """To agents that this process makes from now on."""
 
-        def ignore(listening: set[int], silence_seconds: float) -> None:
+        def ignore(listening: list[int], silence_seconds: float) -> None:
             if self.resets:
                 ignore_resets(listening, silence_seconds)
 
