@@ -1,8 +1,11 @@
 """The test tools themselves: checkpoints, tokenizer, metrics, processes."""
 
 import functools
+import socket
 import subprocess
 import sys
+import threading
+import urllib.error
 
 import pytest
 from safetensors import safe_open
@@ -18,6 +21,7 @@ from hybridpd_testkit.processes import (
     PORTS_VARIABLE,
     end_sessions,
     free_port,
+    http_get,
     log_tail,
     session_members,
 )
@@ -163,3 +167,31 @@ def test_vllm_kit_log_tail_names_the_error(tmp_path):
     assert "ValueError: the cause" in tail
     assert tail.endswith("line 99")
     assert "line 10\n" not in tail
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n{",
+        b"HTTP/1.1 500 Oh\r\nContent-Length: 9\r\n\r\n{",
+        b"no HTTP at all\r\n\r\n",
+    ],
+)
+def test_vllm_kit_an_answer_that_ends_early_is_no_answer(said):
+    """Wherever a server is killed, its clients hear one kind of error."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def say_a_part():
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(said)
+
+        server = threading.Thread(target=say_a_part)
+        server.start()
+        host, port = listening.getsockname()
+        with pytest.raises((ConnectionError, urllib.error.URLError)):
+            http_get(f"http://{host}:{port}/")
+        server.join()

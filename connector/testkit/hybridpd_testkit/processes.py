@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import http.client
 import json
 import os
 import random
@@ -165,7 +166,7 @@ def log_tail(path: Path, lines: int = 25) -> str:
 
 
 def http_get(url: str, timeout_seconds: float = 10.0) -> str:
-    """Body of a GET; ``HttpError`` unless 200, ``OSError`` when nobody answers."""
+    """Body of a GET; ``HttpError`` unless 200, ``OSError`` when nobody answers to the end."""
     return _open(urllib.request.Request(url), timeout_seconds)
 
 
@@ -187,10 +188,13 @@ def http_post(
 
 def _open(request: urllib.request.Request, timeout_seconds: float) -> str:
     try:
-        with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
-            body: bytes = answer.read()
-    except urllib.error.HTTPError as error:
-        raise HttpError(request.full_url, error.code, error.read().decode(errors="replace")) from (
-            None
-        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
+                body: bytes = answer.read()
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")
+            raise HttpError(request.full_url, error.code, said) from None
+    except http.client.HTTPException as error:
+        # A server that was killed in the middle of its answer is one that does not answer.
+        raise ConnectionAbortedError(f"{request.full_url}: {error!r}") from error
     return body.decode()
