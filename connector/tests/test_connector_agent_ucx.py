@@ -145,7 +145,17 @@ def test_the_call_is_led_to_a_function_that_does_nothing(loaded):
         assert not any(table.raw[:SLOT] + table.raw[SLOT + 8 :])
 
 
-@pytest.mark.parametrize("other", [0, 1, STUB - 1, STUB + 0x1000, NOTHING_AT + 1])
+@pytest.mark.parametrize(
+    "other",
+    [0, 1, STUB - 1, STUB + 0x1000, NOTHING_AT + 1],
+    ids=[
+        "nothing",
+        "one",
+        "before",
+        "behind",
+        "beside the function",
+    ],  # addresses differ by process
+)
 def test_a_slot_that_holds_no_code_of_ucx_is_left_alone(loaded, other):
     """Its file says otherwise than what is in memory: another file of the same name, say."""
     table, _ = loaded
