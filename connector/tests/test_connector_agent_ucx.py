@@ -137,6 +137,14 @@ def loaded(tmp_path, monkeypatch):
     return table, write_maps
 
 
+def left_alone(table):
+    """Why nothing was written."""
+    before = table.raw
+    (why,) = leave_out_deregistration()
+    assert table.raw == before
+    return why
+
+
 def test_the_call_is_led_to_a_function_that_does_nothing(loaded):
     table, _ = loaded
     for _ in range(2):  # as often as agents are made
@@ -160,38 +168,26 @@ def test_a_slot_that_holds_no_code_of_ucx_is_left_alone(loaded, other):
     """Its file says otherwise than what is in memory: another file of the same name, say."""
     table, _ = loaded
     ctypes.c_void_p.from_buffer(table, SLOT).value = other
-    before = table.raw
-    (why,) = leave_out_deregistration()
-    assert why.endswith("its table of functions is not where its file says")
-    assert table.raw == before
+    assert left_alone(table).endswith("its table of functions is not where its file says")
 
 
 def test_memory_of_others_is_left_alone(loaded, tmp_path):
     """The place is in memory that can be written, and that is not of this library."""
     table, write_maps = loaded
     write_maps(table_of=tmp_path / "libother.so")
-    before = table.raw
-    (why,) = leave_out_deregistration()
-    assert why.endswith("its table of functions cannot be written")
-    assert table.raw == before
+    assert left_alone(table).endswith("its table of functions cannot be written")
 
 
 def test_a_table_that_cannot_be_written_is_left_alone(loaded):
     table, write_maps = loaded
     write_maps("r--p")
-    before = table.raw
-    (why,) = leave_out_deregistration()
-    assert why.endswith("its table of functions cannot be written")
-    assert table.raw == before
+    assert left_alone(table).endswith("its table of functions cannot be written")
 
 
 def test_helpers_without_the_function_are_named(loaded, monkeypatch):
     table, _ = loaded
     monkeypatch.setattr(agent_ucx, "NOTHING", "no_such_function")
-    before = table.raw
-    (why,) = leave_out_deregistration()
-    assert "no_such_function" in why
-    assert table.raw == before
+    assert "no_such_function" in left_alone(table)
 
 
 def test_another_ucx_is_named(loaded, tmp_path):
@@ -199,10 +195,7 @@ def test_another_ucx_is_named(loaded, tmp_path):
     path = tmp_path / "libucp.so"
     path.write_bytes(library(names=(b"other", b"another")))
     write_maps(path=path)
-    before = table.raw
-    (why,) = leave_out_deregistration()
-    assert why == f"{path}: no call of {CALL.decode()} to be found"
-    assert table.raw == before
+    assert left_alone(table) == f"{path}: no call of {CALL.decode()} to be found"
 
 
 def test_without_a_ucx_there_is_nothing_to_do(loaded, tmp_path):
